@@ -45,8 +45,8 @@ class Gains:
     """The gains of one step for coordinates of one shape.
 
     Attributes:
-        pre: ``a``, applied before clipping; float64, shape of the coordinates.
-        post: ``b``, applied after the noise; same shape.
+        pre: ``a``, applied before clipping; float64 or boolean (a mask), shape of the coordinates.
+        post: ``b``, applied after the noise; the same.
     """
 
     pre: Tensor
@@ -83,7 +83,7 @@ class Gains:
         Proposition 1 and Corollary 1: ``K/N`` for a filter that only drops. The value is the mean over the samples;
         for Fourier each sample has exactly this variance, for the other transforms it varies along the signal.
         """
-        return float((self.post.square() * self.kept).mean())
+        return float((self.post * self.kept).double().square().mean())
 
     def compress(self, z: Tensor) -> Tensor:
         """Picks the kept coordinates: ``(..., *shape) -> (..., M)``."""
@@ -117,6 +117,16 @@ class Gains:
     def is_identity(self) -> bool:
         """Whether every gain is one."""
         return bool((_stored(self.pre) == 1).all() and (_stored(self.post) == 1).all())
+
+    @cached_property
+    def kept_pre(self) -> Tensor | None:
+        """Pre-gains of the kept coordinates, ``(M,)``; None where all are one."""
+        return None if self.is_identity else _unless_ones(self.compress(self.pre))
+
+    @cached_property
+    def kept_post(self) -> Tensor | None:
+        """Post-gains of the kept coordinates, ``(M,)``; None where all are one."""
+        return None if self.is_identity else _unless_ones(self.compress(self.post))
 
     @cached_property
     def clips_dropped(self) -> bool:
@@ -368,18 +378,14 @@ class Adaptive(Filter):
 
 
 def _hard(kept: Tensor, order: Order) -> Gains:
-    mask = kept.double()
-    return Gains(torch.ones_like(mask) if order == "clip_then_filter" else mask, mask)
+    return Gains(torch.ones((), dtype=torch.bool).expand(kept.shape) if order == "clip_then_filter" else kept, kept)
 
 
+@lru_cache(maxsize=128)  # asked for at every step of training
 def _low_pass(transform: Transform, shape: tuple[int, ...], ratio: float, region: Region, order: Order) -> Gains:
     transform.check_shape(shape)
-    if ratio == 0:
-        ones = torch.ones((), dtype=torch.float64).expand(shape)
-        return Gains(ones, ones)
-    # Masks of small blocks are asked for at every step; those of long signals would only fill the memory.
-    mask = _cached_mask if math.prod(shape) <= 1 << 16 else _low_pass_mask
-    return _hard(mask(transform, shape, ratio, region), order)
+    everything = torch.ones((), dtype=torch.bool).expand(shape)
+    return _hard(everything if ratio == 0 else _low_pass_mask(transform, shape, ratio, region), order)
 
 
 def _low_pass_mask(transform: Transform, shape: tuple[int, ...], ratio: float, region: Region) -> Tensor:
@@ -388,19 +394,17 @@ def _low_pass_mask(transform: Transform, shape: tuple[int, ...], ratio: float, r
         f = f.squeeze(-1)
         return f < _first_dropped(f, 1 - ratio)
     if region == "box":
-        share, left, bandwidth = math.sqrt(1 - ratio), 1 - ratio, [0, 0]
+        bandwidth, share = [0, 0], math.sqrt(1 - ratio)
+        used = share
         for axis in sorted((0, 1), key=shape.__getitem__):  # a short axis may have to keep more than its share
             line = transform.frequencies(shape[axis]).squeeze(-1)
-            bandwidth[axis] = _first_dropped(line, min(share, left))
-            left /= float((line < bandwidth[axis]).double().mean())
+            bandwidth[axis] = _first_dropped(line, min(share, (1 - ratio) / used))
+            used = float((line < bandwidth[axis]).double().mean())
         return (f < torch.tensor(bandwidth)).all(-1)
     # Squared radius in cycles per sample, in whole numbers so that equal radii compare equal.
     others = torch.tensor([math.prod(shape) // n for n in shape])
     radius = (f * others).square().sum(-1)
     return radius < _first_dropped(radius, 1 - ratio)
-
-
-_cached_mask = lru_cache(maxsize=256)(_low_pass_mask)
 
 
 def _first_dropped(frequency: Tensor, share: float) -> int:
@@ -422,6 +426,10 @@ def _check_ratio(name: str, ratio: float) -> None:
 def _check_choice(name: str, value: str, choices: Any) -> None:
     if value not in get_args(choices):
         raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(map(repr, get_args(choices)))}")
+
+
+def _unless_ones(gains: Tensor) -> Tensor | None:
+    return None if bool((gains == 1).all()) else gains
 
 
 def _stored(t: Tensor) -> Tensor:

@@ -132,8 +132,8 @@ def analyse(signals: Tensor, transform: Transform, gains: Gains, dims: Sequence[
     last = tuple(range(-len(dims), 0))
     coordinates = transform.forward(signals.movedim(tuple(dims), last), last)
     z = gains.compress(coordinates)
-    if not gains.is_identity:
-        z = z * gains.compress(gains.pre).to(z)
+    if gains.kept_pre is not None:
+        z = z * gains.kept_pre.to(z)
     return z, row_norms(coordinates * gains.pre.to(coordinates) if gains.clips_dropped else z)
 
 
@@ -163,8 +163,8 @@ def add_noise(
 
 def synthesise(kept: Tensor, transform: Transform, gains: Gains, dims: Sequence[int]) -> Tensor:
     """Lines 4 and 5: post-gains on the kept coordinates ``(..., M)``, zeros elsewhere, back to the signal."""
-    if not gains.is_identity:
-        kept = kept * gains.compress(gains.post).to(kept)
+    if gains.kept_post is not None:
+        kept = kept * gains.kept_post.to(kept)
     last = tuple(range(-len(dims), 0))
     return transform.inverse(gains.expand(kept), last).movedim(last, tuple(dims))
 

@@ -1,0 +1,44 @@
+# `make demo` installs and shows what the library does; `make test` installs what is missing and checks everything.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+.PHONY: demo test test-slow lint figures bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/mechanism.py
+	$(BIN)/spectral-dp budget --samples 60000 --batch-size 1024 --epochs 30 --delta 1e-5 --epsilon 1 --epsilon 2 --epsilon 8
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+figures: $(VENV)/installed
+	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
+
+bench: $(VENV)/installed-dev
+	for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing (a few minutes the first time) ..."
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing with development tools (a few minutes the first time) ..."
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/installed
