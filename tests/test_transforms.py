@@ -96,6 +96,19 @@ def test_fourier_plane_is_the_hermitian_spectrum(height, width):
     assert bool((seen == 1).all()), "every coefficient of the full spectrum is represented exactly once"
 
 
+@given(st.one_of(st.tuples(st.integers(1, 30)), st.tuples(st.integers(1, 12), st.integers(1, 12))))
+@settings(deadline=None, max_examples=60)
+def test_fourier_says_which_part_of_which_coefficient_a_coordinate_is(shape):
+    x = torch.randn(*shape, dtype=torch.float64)
+    fourier, dims = get_transform("fourier"), last[len(shape)]
+    spectrum, f = torch.fft.fftn(x, norm="ortho"), fourier.frequencies(shape)
+    size = torch.tensor(shape)
+    coefficient = spectrum[tuple((f % size).unbind(-1))]
+    part = torch.where(fourier.is_imaginary(shape), coefficient.imag, coefficient.real)
+    multiplicity = torch.where(((2 * f) % size == 0).all(-1), 1.0, math.sqrt(2))
+    torch.testing.assert_close(fourier.forward(x, dims), part * multiplicity.double())
+
+
 @given(st.integers(1, 300))
 @settings(deadline=None, max_examples=60)
 def test_dct_is_scipys(n):

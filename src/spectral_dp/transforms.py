@@ -102,6 +102,8 @@ class Transform(ABC):
         x = x.movedim(dims, last)
         shape = x.shape[x.ndim - len(dims) :]
         self.check_shape(shape)
+        if x.numel() == 0:  # a batch of none, which some FFT libraries refuse
+            return x.clone().movedim(last, dims)
         if math.prod(shape) <= self.matmul_limit:
             basis = self.basis(shape, dtype=x.dtype, device=x.device)
             flat = x.flatten(-len(dims))
@@ -165,6 +167,15 @@ class Fourier(Transform):
         self_conjugate = (2 * columns) % width == 0
         rows = torch.where(self_conjugate, _real_frequencies(height)[:, None], _signed_order(height)[:, None])
         return torch.stack([rows, columns.expand(height, width)], dim=-1)
+
+    def is_imaginary(self, shape: int | Sequence[int]) -> Tensor:
+        """Which coordinates are imaginary parts; the others are real parts. Booleans of that shape."""
+        shape = _as_tuple(shape)
+        column = torch.arange(shape[-1]).expand(shape)
+        along = torch.arange(shape[0])[:, None].expand(shape) if len(shape) == 2 else torch.zeros(shape)
+        self_conjugate = (2 * _real_frequencies(shape[-1])) % shape[-1] == 0
+        position = torch.where(self_conjugate, along, column)
+        return (position > 0) & (position % 2 == 0)
 
     def _fast(self, x: Tensor, ndim: int) -> Tensor:
         if ndim == 1:

@@ -1,0 +1,63 @@
+"""Which modules have per-sample gradients at all, and what to put in place of those that do not."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+
+def find_problems(model: nn.Module) -> list[str]:
+    """Returns, for each module that mixes samples, its name, the reason and the replacement."""
+    problems = []
+    for name, module in model.named_modules():
+        where = f"{name or 'the model itself'} ({type(module).__name__})"
+        if isinstance(module, _InstanceNorm):
+            if module.track_running_stats:
+                problems.append(f"{where} keeps running statistics of the batch: set track_running_stats=False")
+        elif isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
+            problems.append(
+                f"{where} normalises each sample by the others of the batch: replace it by nn.GroupNorm, as "
+                "spectral_dp.gradients.fix(model) does, or put it in eval mode"
+            )
+    return problems
+
+
+def validate(model: nn.Module) -> None:
+    """Raises ``ValueError`` with all problems of :func:`find_problems`, if any."""
+    problems = find_problems(model)
+    if problems:
+        listed = "\n  - ".join(problems)
+        raise ValueError(f"the gradient of one sample depends on the others in:\n  - {listed}")
+
+
+def fix(model: nn.Module) -> nn.Module:
+    """Returns a copy of the model in which no module mixes samples; the model itself is unchanged.
+
+    BatchNorm becomes GroupNorm with the same affine parameters (up to 32 groups), InstanceNorm stops tracking
+    statistics. Weights trained with BatchNorm need some training to get used to it.
+    """
+    fixed = copy.deepcopy(model)
+    if isinstance(fixed, _BatchNorm):
+        return _group_norm(fixed)
+    for module in list(fixed.modules()):
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+        for name, child in module.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(module, name, _group_norm(child))
+    return fixed
+
+
+def _group_norm(batch_norm: _BatchNorm) -> nn.GroupNorm:
+    channels = batch_norm.num_features
+    group_norm = nn.GroupNorm(math.gcd(32, channels), channels, eps=batch_norm.eps, affine=batch_norm.affine)
+    group_norm.train(batch_norm.training)
+    if batch_norm.affine:
+        group_norm.to(batch_norm.weight.device, batch_norm.weight.dtype)
+        group_norm.weight, group_norm.bias = batch_norm.weight, batch_norm.bias
+    return group_norm

@@ -1,0 +1,178 @@
+"""Convolutions, signal support: Algorithm 2 of the paper (Spectral-DP in a 2-D convolutional layer).
+
+    x   (B, Ci, *N)   padded input, N its size   dA  (B, Co, ...)   spread by the stride, padded with zeros to N
+    A, X              their orthonormal DFTs     z_b (Co, Ci/groups, M) real coordinates of G_b
+
+Correlating ``dA`` with ``x`` circularly gives the gradient at *all* lags,
+``G_b(f) = sqrt|N| conj(A_b(f)) X_b(f)``: rank one per frequency, so with ``w_f`` counting a frequency and its mirror
+image
+
+    ||z_b||² = |N| sum_f w_f a_f² (sum_i |A_i(f)|²) (sum_j |X_j(f)|²)
+
+and the clipped sum is one complex matrix product per *kept* frequency. The kernel's gradient is the inverse
+transform, cropped to the kernel's lags. The norm that is clipped is that of all lags, larger than the kernel
+gradient's: the paper's layout, kept for comparison; kernel support (``conv.py``) clips less.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spectral_dp.gradients.conv_norms import explicitly_padded
+from spectral_dp.gradients.rule import Rule, Spectral
+from spectral_dp.transforms import Fourier
+
+
+class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
+    """Rule of ``nn.Conv1d`` and ``nn.Conv2d`` with the paper's support; Fourier only.
+
+    The size of the spectrum is that of the padded input: taken from the ``input_layout`` ``(C, H, W)`` of its
+    :class:`Spectral`, or from the first input seen, and fixed from then on.
+    """
+
+    default_transform = "fourier"
+
+    def __init__(self, module: nn.Conv1d | nn.Conv2d, spectral: Spectral) -> None:
+        self._size: tuple[int, ...] | None = None
+        self._step = 0
+        layout = spectral.input_layout
+        if layout is not None:
+            if len(layout) != len(module.kernel_size) + 1 or layout[0] != module.in_channels:
+                raise ValueError(f"input layout {layout} does not fit {module}: give (channels, *spatial size)")
+            before_after = module._reversed_padding_repeated_twice[::-1]
+            self._size = tuple(n + before_after[2 * i] + before_after[2 * i + 1] for i, n in enumerate(layout[1:]))
+        if spectral.transform not in (None, "fourier"):
+            raise ValueError(f"signal support is defined on the Fourier spectrum, not on {spectral.transform!r}")
+        super().__init__(module, spectral)
+
+    def begin_step(self, step: int) -> None:
+        self._step = step
+        if self._size is not None:
+            self.gains = gains = self.spectral.filter.gains(self.transform, self._size, step)
+            self._kept = _Frequencies(self._size, gains.kept, gains.pre)
+            self._counted = _Frequencies(self._size, gains.pre > 0, gains.pre) if gains.clips_dropped else self._kept
+
+    def coordinate_shape(self) -> tuple[int, ...]:
+        if self._size is None:
+            raise RuntimeError(
+                "the spectrum of a convolution with signal support has the size of its padded input, which is not "
+                "known yet: give input_layout=(channels, height, width), or run a forward and backward pass first"
+            )
+        return self._size
+
+    def coefficient_shape(self, name: str) -> tuple[int, ...]:
+        self.coordinate_shape()
+        return super().coefficient_shape(name)
+
+    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        total = dA.new_zeros(len(dA), dtype=self.module.weight.dtype)
+        if self.trains("weight") and len(dA):
+            X, A = self._spectra(x, dA, counted=True)
+            power = (X.abs().square().sum(-1) * A.abs().square().sum(-1)).sum(-1)  # over channels, then groups: (F, B)
+            total = total + self._counted.weight.to(power) @ power
+        if self.trains("bias"):
+            total = total + self._biases(dA).square().sum(1)
+        return total
+
+    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        sums = {}
+        if self.trains("weight") and len(dA) == 0:
+            sums["weight"] = dA.new_zeros(self.coefficient_shape("weight"), dtype=self.module.weight.dtype)
+        elif self.trains("weight"):
+            X, A = self._spectra(x, dA, counted=False)
+            weighted = A.conj() * c.to(X.real.dtype).view(-1, 1, 1)
+            G = weighted.permute(0, 2, 3, 1) @ X.permute(0, 2, 1, 3)  # (F, groups, Cog, Cig)
+            sums["weight"] = self._kept.real_coordinates(G.flatten(1, 2).movedim(0, -1))
+        if self.trains("bias"):
+            sums["bias"] = c.to(self.module.weight.dtype) @ self._biases(dA)
+        return sums
+
+    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        out = {}
+        if self.trains("weight"):
+            X, A = self._spectra(x, dA, counted=True)
+            G = A.conj()[..., :, None] * X[..., None, :]  # (F, B, groups, Cog, Cig)
+            out["weight"] = self._counted.real_coordinates(G.flatten(2, 3).movedim(0, -1))
+        if self.trains("bias"):
+            out["bias"] = self._biases(dA)
+        return out
+
+    def gradient(self, name: str, coefficients: Tensor) -> Tensor:
+        if name != "weight":
+            return coefficients
+        lags = self.synthesise(coefficients)
+        for dim, (taps, dilation) in enumerate(zip(self.module.kernel_size, self.module.dilation, strict=True), 2):
+            lags = lags.index_select(dim, torch.arange(taps, device=lags.device) * dilation)
+        return lags
+
+    def _spectra(self, x: Tensor, dA: Tensor, *, counted: bool) -> tuple[Tensor, Tensor]:
+        """``X (F, B, groups, Cig)``, with the factor ``sqrt|N|``, and ``A (F, B, groups, Cog)``."""
+        module, dtype = self.module, self.module.weight.dtype
+        x, padding = explicitly_padded(module, x.to(dtype))
+        x = F.pad(x, [p for n in reversed(padding) for p in (n, n)])
+        self._fix_size(tuple(x.shape[2:]))
+        spread = dA.new_zeros(*dA.shape[:2], *x.shape[2:], dtype=dtype)
+        positions = tuple(slice(0, (n - 1) * s + 1, s) for n, s in zip(dA.shape[2:], module.stride, strict=True))
+        spread[(slice(None), slice(None), *positions)] = dA.to(dtype)
+        at = self._counted if counted else self._kept
+        X = at.pick(x) * math.sqrt(math.prod(x.shape[2:]))
+        return X.unflatten(2, (module.groups, -1)), at.pick(spread).unflatten(2, (module.groups, -1))
+
+    def _fix_size(self, size: tuple[int, ...]) -> None:
+        if self._size is None:
+            self._size = size
+            self.begin_step(self._step)
+        if size != self._size:
+            raise ValueError(
+                f"signal support needs inputs of one size: the padded input was {self._size} and is now {size}. Crop "
+                "or pad the data, or use support='kernel', which does not depend on it"
+            )
+
+    def _biases(self, dA: Tensor) -> Tensor:
+        return dA.to(self.module.weight.dtype).flatten(2).sum(2)
+
+
+class _Frequencies:
+    """Some real Fourier coordinates as frequencies of the half spectrum that ``torch.fft.rfftn`` gives.
+
+    Attributes:
+        weight: ``w_f a_f²`` of each frequency, ``(F,)``.
+    """
+
+    def __init__(self, size: tuple[int, ...], chosen: Tensor, pre: Tensor) -> None:
+        fourier = Fourier()
+        f = fourier.frequencies(size)[chosen] % torch.tensor(size)
+        self._unique, which = torch.unique(f, dim=0, return_inverse=True)
+        self._which, self._is_imaginary = which, fourier.is_imaginary(size)[chosen]
+        self_conjugate = ((2 * self._unique) % torch.tensor(size) == 0).all(1)
+        multiplicity = torch.where(self_conjugate, 1.0, 2.0).double()
+        gain = pre[chosen].double()
+        shared = torch.zeros(len(self._unique), dtype=torch.float64)
+        shared[which] = gain  # of the sine or of the cosine: they must agree
+        expected = torch.bincount(which, minlength=len(self._unique))
+        if bool((shared[which] != gain).any()) or bool((expected != multiplicity).any()):
+            raise ValueError(
+                "signal support needs filters that treat the sine and cosine of a frequency alike before the clip: "
+                "give both the same pre-gain"
+            )
+        self.weight = multiplicity * shared.square()
+        self._factor = multiplicity.sqrt()[which] * gain
+
+    def pick(self, signal: Tensor) -> Tensor:
+        """The chosen coefficients of the signal's spectrum, ``(F, B, C)``."""
+        dims = tuple(range(2, signal.ndim))
+        spectrum = torch.fft.rfftn(signal, dim=dims, norm="ortho")
+        index = self._unique[:, -1]
+        if len(dims) == 2:
+            index = self._unique[:, 0] * spectrum.shape[-1] + index
+        return spectrum.flatten(2).permute(2, 0, 1)[index.to(signal.device)]
+
+    def real_coordinates(self, G: Tensor) -> Tensor:
+        """Real coordinates ``(..., M)``, times the pre-gains, of complex coefficients ``(..., F)``."""
+        which, is_imaginary = self._which.to(G.device), self._is_imaginary.to(G.device)
+        parts = G[..., which]
+        return torch.where(is_imaginary, parts.imag, parts.real) * self._factor.to(G.real)

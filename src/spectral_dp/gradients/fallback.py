@@ -1,0 +1,77 @@
+"""Any other module: its per-sample gradients by running it again, one sample at a time, under ``torch.func``.
+
+Exact for every module that treats samples independently, but slower than a rule of its own and as large as
+``B`` times its parameters while it works.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from spectral_dp.gradients.rule import Rule, Spectral
+from spectral_dp.recorder import Call, first_tensor
+
+_warned: set[type[nn.Module]] = set()
+
+
+class FallbackRule(Rule[nn.Module]):
+    """Rule of a module without one; covers the parameters of its submodules too.
+
+    Its recorded input is a :class:`Call`, and ``dA`` belongs to the module's (first) output tensor.
+    """
+
+    def __init__(self, module: nn.Module, spectral: Spectral) -> None:
+        super().__init__(module, spectral)
+        if type(module) not in _warned:
+            _warned.add(type(module))
+            warnings.warn(
+                f"no rule for {type(module).__name__}: its per-sample gradients are computed by running it again under "
+                "torch.func, which is exact but slower. Register a rule for it (spectral_dp.gradients.register), or "
+                "move its own parameters into standard layers",
+                stacklevel=2,
+            )
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.module.named_parameters())
+
+    def squared_norms(self, x: Call, dA: Tensor) -> Tensor:
+        total = dA.new_zeros(len(dA))
+        for g in self.per_sample(x, dA).values():
+            total = total + g.flatten(1).square().sum(1)
+        return total
+
+    def clipped_sum(self, x: Call, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        return {name: torch.tensordot(c.to(g.dtype), g, dims=1) for name, g in self.per_sample(x, dA).items()}
+
+    def per_sample(self, x: Call, dA: Tensor) -> dict[str, Tensor]:
+        trained = {name: p.detach() for name, p in self.parameters().items() if p.requires_grad}
+        if len(dA) == 0:
+            return {name: p.new_zeros(0, *p.shape) for name, p in trained.items()}
+        batch = len(dA)
+
+        def is_batched(value: Any) -> bool:
+            return isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch
+
+        batched = [v.detach() for v in (*x.args, *x.kwargs.values()) if is_batched(v)]
+
+        def inner_product(parameters: dict[str, Tensor], inputs: list[Tensor], dA_b: Tensor) -> Tensor:
+            remaining = iter(inputs)
+            args = tuple(next(remaining)[None] if is_batched(v) else v for v in x.args)
+            kwargs = {k: next(remaining)[None] if is_batched(v) else v for k, v in x.kwargs.items()}
+            out = first_tensor(functional_call(self.module, parameters, args, kwargs))
+            return (out * dA_b[None]).sum()
+
+        try:
+            return vmap(grad(inner_product), in_dims=(None, 0, 0))(trained, batched, dA)
+        except RuntimeError as error:
+            if "random" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{type(self.module).__name__} draws random numbers in its forward pass, so running it again gives "
+                "another result: move its dropout into an nn.Dropout of the model, or set it to zero"
+            ) from error

@@ -1,0 +1,81 @@
+"""Dense layers: rank-one gradients, ``g_b = dA_b (x) x_b``, summed over tokens where there are any.
+
+    x   (B, ..., n)   dA  (B, ..., m)   g_b  (m, n)
+    ||g_b||² = ||dA_b||² ||x_b||² without tokens (the "ghost norm"); with them see ``token_norms``.
+
+With a declared input layout ``(C, H, W)``, the input was an image: transform *it* over ``(H, W)``, keep the lowest
+coordinates, and ``z_b = dA_b (x) (T x_b)_kept``. Exact because the transform acts on the input axis only, and cheaper
+than the dense gradient because the kept input is narrower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, merge_tokens, register, token_norms, weigh
+
+
+@register(nn.Linear)
+class LinearRule(Rule[nn.Linear]):
+    """Rule of ``nn.Linear``; its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
+
+    def __init__(self, module: nn.Linear, spectral: Spectral) -> None:
+        layout = spectral.input_layout
+        if layout is not None and (not 1 <= len(layout) <= 3 or math.prod(layout) != module.in_features):
+            raise ValueError(
+                f"input layout {layout} does not describe the {module.in_features} inputs of the layer: give "
+                f"(L,), (C, L) or (C, H, W) with product {module.in_features}"
+            )
+        self._layout = layout if layout is None or len(layout) > 1 else (1, *layout)
+        super().__init__(module, spectral)
+
+    def coordinate_shape(self) -> tuple[int, ...] | None:
+        return None if self._layout is None else self._layout[1:]
+
+    def leading_shape(self) -> tuple[int, ...]:
+        return () if self._layout is None else (self.module.out_features, self._layout[0])
+
+    def merge(self, uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return merge_tokens(uses)
+
+    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        x, dA = self._tokens(x, dA)
+        total = dA.new_zeros(len(dA))
+        if self.trains("weight"):
+            total = total + token_norms(self._inputs(x, counted=True), dA)
+        if self.trains("bias"):
+            total = total + dA.sum(1).square().sum(1)
+        return total
+
+    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        x, dA = self._tokens(x, dA)
+        sums = {}
+        if self.trains("weight"):
+            left, right = weigh(self._inputs(x), dA, c)
+            total = right.flatten(0, 1).T @ left.flatten(0, 1)
+            sums["weight"] = total.view(self.coefficient_shape("weight"))
+        if self.trains("bias"):
+            sums["bias"] = c.to(dA.dtype) @ dA.sum(1)
+        return sums
+
+    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        x, dA = self._tokens(x, dA)
+        out = {}
+        if self.trains("weight"):
+            out["weight"] = dA.mT @ self._inputs(x, counted=True)
+        if self.trains("bias"):
+            out["bias"] = dA.sum(1)
+        return out
+
+    def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = self.module.weight.dtype
+        return as_tokens(x.to(dtype)), as_tokens(dA.to(dtype))
+
+    def _inputs(self, x: Tensor, *, counted: bool = False) -> Tensor:
+        """The input as the gradient sees it: ``(B, T, n)``, or its filtered spectrum ``(B, T, C * M)``."""
+        if self.gains is None or self._layout is None:
+            return x
+        return self.analyse(x.unflatten(-1, self._layout), counted=counted).flatten(-2)

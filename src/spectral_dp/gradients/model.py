@@ -1,0 +1,245 @@
+"""The per-sample gradients of a whole model, layer by layer: norms first, then clipped sums.
+
+    gradients = ModelGradients(model)
+    loss(model(x), y).sum().backward()            # autograd computes no plain weight gradients
+    batch = gradients.take()
+    norms = batch.squared_norms()                 # (L, B), one row a block
+    sums = batch.clipped_sums(c)                  # {parameter: coefficients}
+
+A *block* is a layer, weight and bias together, or several layers that share parameters. A parameter that is used
+several times, in one layer or many, has its gradients added before the norm is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spectral_dp.gradients.compatibility import validate
+from spectral_dp.gradients.fallback import FallbackRule
+from spectral_dp.gradients.rule import Rule, Spectral, find_rule
+from spectral_dp.recorder import Call, Capture, Recorder
+
+
+class Layer(NamedTuple):
+    """A layer of the model: its name there, and its rule."""
+
+    name: str
+    rule: Rule[Any]
+
+
+class Owner(NamedTuple):
+    """The rule that turns a parameter's coefficients into a gradient, and the name it knows the parameter by."""
+
+    rule: Rule[Any]
+    name: str
+
+
+Use = tuple[Rule[Any], Any, Tensor]  # rule, x, dA
+
+
+class ModelGradients:
+    """Watches a model and gives the norms and clipped sums of its per-sample gradients.
+
+    Args:
+        model: Any module that treats samples independently; see :mod:`spectral_dp.gradients.compatibility`.
+        spectral: What is released of each layer, by layer name; layers not named are not filtered.
+
+    Attributes:
+        blocks: The layers, those that share parameters together.
+    """
+
+    def __init__(self, model: nn.Module, spectral: Mapping[str, Spectral] | None = None) -> None:
+        validate(model)
+        self._model = model
+        layers = _layers(model, dict(spectral or {}))
+        self.blocks = _by_shared_parameters(layers)
+        self._owners: dict[nn.Parameter, Owner] = {}
+        for layer in layers:
+            for name, parameter in layer.rule.parameters().items():
+                self._owners.setdefault(parameter, Owner(layer.rule, name))
+        _check_covered(model, self._owners)
+        self._recorder = Recorder({layer.rule.module: layer.rule.parameters().values() for layer in layers})
+
+    def begin_step(self, step: int) -> None:
+        """Fixes the gains of every layer for a step, before it reads any data."""
+        for block in self.blocks:
+            for layer in block:
+                layer.rule.begin_step(step)
+
+    def take(self) -> RecordedBatch:
+        """Returns what has been recorded since the last call."""
+        validate(self._model)  # it may have been put in another mode
+        return RecordedBatch(self, self._recorder.take())
+
+    def gradient(self, parameter: nn.Parameter, coefficients: Tensor) -> Tensor:
+        """Turns coefficients of a parameter, noisy or not, into its gradient."""
+        rule, name = self._owners[parameter]
+        return rule.gradient(name, coefficients)
+
+    def zeros(self, parameter: nn.Parameter) -> Tensor:
+        """Coefficients of a parameter that no sample contributed to. They are released like any other."""
+        rule, name = self._owners[parameter]
+        return parameter.new_zeros(rule.coefficient_shape(name), requires_grad=False)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that are being trained, in a fixed order."""
+        return [p for p in self._owners if p.requires_grad]
+
+    def remove(self) -> None:
+        """Stops watching the model and leaves no trace on it."""
+        self._recorder.remove()
+
+
+class RecordedBatch:
+    """The recorded uses of one backward pass (or of several over the same samples)."""
+
+    def __init__(self, gradients: ModelGradients, captures: Mapping[nn.Module, list[Capture]]) -> None:
+        self._gradients = gradients
+        self._uses = [
+            [
+                (rule, _input(rule, capture.call), capture.dA)
+                for _, rule in block
+                for capture in captures.get(rule.module, ())
+            ]
+            for block in gradients.blocks
+        ]
+        self.size = self._common_size()
+        self._uses = [_merged(uses) for uses in self._uses]
+
+    def squared_norms(self) -> Tensor:
+        """Returns ``||z_b||²`` of every block, ``(L, B)`` in float64; a block that was not used has zeros."""
+        with torch.no_grad(), self._gradients._recorder.paused():
+            rows = [_block_norms(uses, self.size) for uses in self._uses]
+            return torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, self.size)
+
+    def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
+        """Returns ``sum_b c_b z_b`` of every trained parameter, used or not.
+
+        Args:
+            c: Weights ``(B,)``, or ``(L, B)`` where blocks are clipped by themselves. A sample with weight zero is
+                left out altogether, so that its NaN or infinity does not spread.
+        """
+        gradients = self._gradients
+        sums: dict[nn.Parameter, Tensor] = {}
+        with torch.no_grad(), gradients._recorder.paused():
+            for row, uses in zip(c.expand(len(self._uses), self.size), self._uses, strict=True):
+                for rule, x, dA in uses:
+                    x, dA = _without(row == 0, x, dA)
+                    for name, value in rule.clipped_sum(x, dA, row).items():
+                        parameter = rule.parameter(name)
+                        sums[parameter] = sums[parameter] + value if parameter in sums else value
+            return {p: sums[p] if p in sums else gradients.zeros(p) for p in gradients.trained}
+
+    def _common_size(self) -> int:
+        sizes = {len(dA): rule for uses in self._uses for rule, _, dA in uses}
+        if len(sizes) > 1:
+            seen = ", ".join(f"{size} at {type(rule.module).__name__}" for size, rule in sizes.items())
+            raise ValueError(
+                f"layers saw different numbers of samples ({seen}): keep samples in the first dimension of every "
+                "layer's input, and call take() after each batch"
+            )
+        return next(iter(sizes), 0)
+
+
+def _layers(model: nn.Module, spectral: dict[str, Spectral]) -> list[Layer]:
+    """Every module with parameters of its own, with its rule; what a fallback covers is not listed again."""
+    layers: list[Layer] = []
+    covered: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        has_own = any(True for _ in module.parameters(recurse=False)) or nn.utils.parametrize.is_parametrized(module)
+        if module in covered or not has_own:
+            continue
+        make: Callable[[Any, Spectral], Rule[Any]] = find_rule(module) or FallbackRule
+        try:
+            rule = make(module, spectral.pop(name, Spectral()))
+        except ValueError as error:
+            raise ValueError(f"layer {name!r}: {error}") from error
+        if isinstance(rule, FallbackRule):
+            covered.update(module.modules())
+        layers.append(Layer(name, rule))
+    if spectral:
+        known = ", ".join(repr(layer.name) for layer in layers)
+        raise ValueError(f"no trained layer named {', '.join(map(repr, spectral))}: the model has {known}")
+    return layers
+
+
+def _by_shared_parameters(layers: list[Layer]) -> list[list[Layer]]:
+    blocks: list[tuple[set[nn.Parameter], list[Layer]]] = []
+    for layer in layers:
+        parameters, members = set(layer.rule.parameters().values()), [layer]
+        for block in [b for b in blocks if b[0] & parameters]:
+            blocks.remove(block)
+            parameters |= block[0]
+            members = block[1] + members
+        blocks.append((parameters, members))
+    for _, members in blocks:
+        _check_same_release(members)
+    return [members for _, members in blocks]
+
+
+def _check_same_release(members: list[Layer]) -> None:
+    """Layers that share a parameter must release it in the same coordinates."""
+    seen: dict[nn.Parameter, Layer] = {}
+    for layer in members:
+        for name, parameter in layer.rule.parameters().items():
+            other = seen.setdefault(parameter, layer)
+            if other.rule.spectral != layer.rule.spectral:
+                raise ValueError(
+                    f"layers {other.name!r} and {layer.name!r} share {name!r} but release it differently: give both "
+                    f"the same setting (they have {other.rule.spectral} and {layer.rule.spectral})"
+                )
+
+
+def _check_covered(model: nn.Module, owners: Mapping[nn.Parameter, Owner]) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter not in owners:
+            raise ValueError(f"parameter {name!r} belongs to no layer and would silently stay unprotected")
+
+
+def _input(rule: Rule[Any], call: Call) -> Any:
+    if isinstance(rule, FallbackRule):
+        return call
+    return call.args[0] if call.args else next(iter(call.kwargs.values()))
+
+
+def _merged(uses: list[Use]) -> list[Use]:
+    """Several uses of one layer as one, where its kind can express it."""
+    if len(uses) > 1 and len({rule for rule, _, _ in uses}) == 1:
+        rule = uses[0][0]
+        merged = rule.merge([(x, dA) for _, x, dA in uses])
+        return uses if merged is None else [(rule, *merged)]
+    return uses
+
+
+def _block_norms(uses: list[Use], size: int) -> Tensor:
+    if not uses:
+        return torch.zeros(size)
+    if len(uses) == 1:
+        rule, x, dA = uses[0]
+        return rule.squared_norms(x, dA)
+    total: dict[nn.Parameter, Tensor] = {}
+    for rule, x, dA in uses:
+        for name, value in rule.per_sample(x, dA).items():
+            parameter = rule.parameter(name)
+            total[parameter] = total[parameter] + value if parameter in total else value
+    return torch.stack([g.flatten(1).double().square().sum(1) for g in total.values()]).sum(0)
+
+
+def _without(left_out: Tensor, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
+    """Zeros in the samples that are left out: a weight of zero times infinity would be NaN."""
+    if not bool(left_out.any()):
+        return x, dA
+
+    def blank(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.ndim > 0 and len(value) == len(left_out):
+            return value.masked_fill(left_out.view(-1, *[1] * (value.ndim - 1)), 0)
+        return value
+
+    if isinstance(x, Call):
+        x = Call(tuple(map(blank, x.args)), {name: blank(value) for name, value in x.kwargs.items()})
+    return blank(x), blank(dA)

@@ -1,0 +1,244 @@
+"""What a layer kind must know: norms and clipped sums of its filtered per-sample gradients.
+
+Letters, here and in every rule:
+
+    B   samples            x   (B, ...) input of the layer, as recorded
+    M   kept coordinates   dA  (B, ...) gradient of the loss with respect to the layer's output
+    c   (B,) weight of each sample, the clipping factors
+
+The per-sample gradient ``g_b`` of a layer is never released. What leaves a rule is ``sum_b c_b z_b`` with
+``z_b = a * (T g_b)`` (see ``mechanism.py``), and the squared norms ``||z_b||²`` from which the ``c_b`` are made. Weight
+and bias of a layer are one block: their squared norms add.
+
+A rule for a layer of your own is a subclass of :class:`Rule`, registered with :func:`register`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from spectral_dp.filters import Filter, Gains, Identity
+from spectral_dp.transforms import Transform, TransformName, get_transform
+
+Module = TypeVar("Module", bound=nn.Module)
+Support = Literal["kernel", "signal"]
+
+
+@dataclass(frozen=True)
+class Spectral:
+    """What is released of one layer.
+
+    Attributes:
+        filter: Gains of the coordinates.
+        transform: Name of the transform; the layer kind's own default where None.
+        support: For convolutions, whether the spectrum is that of the kernel (default) or, as in the paper's
+            Algorithm 2, that of the padded input.
+        input_layout: For dense layers fed by an image or a sequence: the shape ``(C, H, W)`` or ``(L,)`` that was
+            flattened into their input. Their gradient is then filtered over the spectrum of that input.
+    """
+
+    filter: Filter = field(default_factory=Identity)
+    transform: TransformName | None = None
+    support: Support = "kernel"
+    input_layout: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.support not in ("kernel", "signal"):
+            raise ValueError(f"unknown support {self.support!r}: choose 'kernel' or 'signal'")
+
+
+class Rule(ABC, Generic[Module]):
+    """Norms and clipped sums of one layer's per-sample gradients, in filtered spectral coordinates.
+
+    Exactness: every method agrees with a loop over samples to rounding; none approximates.
+
+    Attributes:
+        module: The layer.
+        spectral: What is released of it.
+        gains: The filter's gains of the current step, or None where nothing is filtered: then no transform is made
+            either, since without a filter an orthonormal transform changes nothing.
+    """
+
+    #: Transform used where the layer's :class:`Spectral` names none.
+    default_transform: ClassVar[TransformName] = "dct"
+
+    def __init__(self, module: Module, spectral: Spectral) -> None:
+        self.module = module
+        self.spectral = spectral
+        self.transform: Transform = get_transform(spectral.transform or self.default_transform)
+        self.gains: Gains | None = None
+        self.begin_step(0)
+
+    def begin_step(self, step: int) -> None:
+        """Fixes the gains of a step, before it reads any data."""
+        filter, shape = self.spectral.filter, self.coordinate_shape()
+        if isinstance(filter, Identity):
+            return
+        if shape is None:
+            raise ValueError(
+                f"{type(self.module).__name__} has no spectrum to filter, but was given {filter!r}: leave the filter "
+                "out for this layer, or give the input_layout of a dense layer fed by an image or a sequence"
+            )
+        self.gains = filter.gains(self.transform, shape, step)
+
+    def coordinate_shape(self) -> tuple[int, ...] | None:
+        """Returns the shape over which the weight is transformed and filtered; None if it is not."""
+        return None
+
+    def leading_shape(self) -> tuple[int, ...]:
+        """Returns the dimensions of the weight that are not transformed."""
+        shape = self.coordinate_shape()
+        return tuple(self.parameter("weight").shape[: -len(shape)]) if shape else ()
+
+    def coefficient_shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a parameter's coefficients in :meth:`clipped_sum`, known without any data."""
+        if name == "weight" and self.gains is not None:
+            return (*self.leading_shape(), self.gains.count)
+        return tuple(self.parameter(name).shape)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters that the rule covers."""
+        return dict(self.module.named_parameters(recurse=False))
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """Returns one of them."""
+        return self.parameters()[name]
+
+    def trains(self, name: str) -> bool:
+        """Returns whether the layer has a parameter of this name that is being trained."""
+        parameter = self.module._parameters.get(name)
+        return parameter is not None and parameter.requires_grad
+
+    @abstractmethod
+    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
+        """Returns ``||z_b||²`` over all trained parameters of the layer, ``(B,)``."""
+
+    @abstractmethod
+    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        """Returns ``sum_b c_b z_b`` of each trained parameter, kept coordinates last: ``(..., M)``."""
+
+    @abstractmethod
+    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        """Returns, of each trained parameter, the coordinates ``(B, ...)`` whose norm is clipped.
+
+        The slow way, for parameters that are used more than once: their gradients must be added before the norm is
+        taken. In the paper's order (clip, then filter) this includes coordinates that are dropped afterwards.
+        """
+
+    def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor] | None:
+        """Returns one use ``(x, dA)`` with the gradient of several, if the layer kind can express it; else None."""
+        return None
+
+    def gradient(self, name: str, coefficients: Tensor) -> Tensor:
+        """Turns coefficients of a parameter, noisy or not, into a gradient: post-gain, inverse transform."""
+        if name == "weight" and self.gains is not None:
+            coefficients = self.synthesise(coefficients)
+        return coefficients.reshape(self.parameter(name).shape)
+
+    def analyse(self, signal: Tensor, *, counted: bool = False) -> Tensor:
+        """Coordinates ``(..., M)`` of ``(..., *coordinate_shape)``, times the pre-gains.
+
+        The kept ones; or with ``counted`` all that count in the clipped norm, which in the paper's order (clip, then
+        filter) are more.
+        """
+        assert self.gains is not None
+        dims = tuple(range(-self.gains.pre.ndim, 0))
+        z = self.transform.forward(signal, dims)
+        if counted and self.gains.clips_dropped:
+            return (z * self.gains.pre.to(z)).flatten(-len(dims))
+        z = self.gains.compress(z)
+        return z if self.gains.kept_pre is None else z * self.gains.kept_pre.to(z)
+
+    def synthesise(self, coefficients: Tensor) -> Tensor:
+        """Signal ``(..., *coordinate_shape)`` of kept coordinates ``(..., M)``, after the post-gains."""
+        assert self.gains is not None
+        if self.gains.kept_post is not None:
+            coefficients = coefficients * self.gains.kept_post.to(coefficients)
+        return self.transform.inverse(self.gains.expand(coefficients), tuple(range(-self.gains.pre.ndim, 0)))
+
+
+_RULES: dict[type[nn.Module], Callable[[Any, Spectral], Rule[Any]]] = {}
+RuleType = TypeVar("RuleType", bound=Callable[[Any, Spectral], Rule[Any]])
+
+
+def register(*module_types: type[nn.Module]) -> Callable[[RuleType], RuleType]:
+    """Registers a rule (or a function that returns one) for these kinds of layer; the latest registration wins.
+
+    A subclass of a registered layer uses its rule too, unless it overrides ``forward``.
+    """
+
+    def decorate(rule: RuleType) -> RuleType:
+        for module_type in module_types:
+            _RULES[module_type] = rule
+        return rule
+
+    return decorate
+
+
+def find_rule(module: nn.Module) -> Callable[[Any, Spectral], Rule[Any]] | None:
+    """Returns the registered rule of a layer, or None."""
+    if nn.utils.parametrize.is_parametrized(module):  # its weight is computed: not a parameter of the layer
+        return None
+    for ancestor in type(module).__mro__:
+        if ancestor in _RULES:
+            return _RULES[ancestor] if type(module).forward is ancestor.forward else None
+    return None
+
+
+def token_norms(x: Tensor, dA: Tensor) -> Tensor:
+    """Squared norms ``(B,)`` of ``sum_t dA[b,t] x[b,t]^T`` for ``x (B, T, n)``, ``dA (B, T, m)``, real or complex.
+
+    Through the two ``T x T`` Gram matrices, ``sum_tt' <x_t, x_t'> <dA_t, dA_t'>``, or through the gradient itself, a
+    few samples at a time, whichever is cheaper. Never the sum of the tokens' norms, which is another number.
+    """
+    tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
+    if tokens == 1:
+        return _square(x).sum((1, 2)) * _square(dA).sum((1, 2))
+    if tokens * (n + m) <= n * m:
+        gram = (x @ x.mH) * (dA @ dA.mH).conj()
+        return (gram.real if gram.is_complex() else gram).sum((1, 2)) + rounding_margin(x, dA)
+    pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
+    return torch.cat([_square(d.mH @ v).sum((1, 2)) for v, d in pieces])
+
+
+def rounding_margin(x: Tensor, dA: Tensor) -> Tensor:
+    """What to add to a squared norm that was summed from Gram matrices, ``(B,)``.
+
+    Formal guarantee. Terms of either sign can cancel in such a sum, and then its rounding error, a few ulps of
+    ``(sum_t |x_t| |dA_t|)²``, can exceed the norm itself: a sample made for it would be clipped too little. Adding the
+    error's bound keeps the clip on the private side. The position dimension of both is 1, features are 2.
+    """
+    lengths = (_square(x).sum(2) * _square(dA).sum(2)).sqrt().sum(1)
+    return 8 * torch.finfo(x.dtype).eps * lengths.square()
+
+
+def _square(t: Tensor) -> Tensor:
+    return t.real.square() + t.imag.square() if t.is_complex() else t.square()
+
+
+def as_tokens(t: Tensor) -> Tensor:
+    """``(B, ..., n) -> (B, T, n)``."""
+    return t[:, None] if t.ndim == 2 else t.flatten(1, -2)
+
+
+def merge_tokens(uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Several uses of a layer whose gradient is a sum over tokens: all their tokens side by side."""
+    return torch.cat([as_tokens(x) for x, _ in uses], dim=1), torch.cat([as_tokens(dA) for _, dA in uses], dim=1)
+
+
+def weigh(x: Tensor, dA: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiplies the smaller of ``x`` and ``dA`` by ``c``, sample by sample: a product of the two is then weighted."""
+    if x.numel() < dA.numel():
+        return scale(x, c), dA
+    return x, scale(dA, c)
+
+
+def scale(t: Tensor, c: Tensor) -> Tensor:
+    """``t_b c_b``."""
+    return t * c.to(t.dtype).view(-1, *[1] * (t.ndim - 1))

@@ -1,0 +1,184 @@
+"""Taps: what went into each trained layer, and the gradient that came back to its output.
+
+While a recorder watches, autograd does not compute the plain gradients of the watched parameters (a third of a
+training step): they count as constants during the layer's forward pass. The gradient of the layer's output is
+still computed, also where nothing before the layer needs it.
+
+Nothing is attached to the model. The hooks are process-wide and look modules up, so that the model stays an ordinary
+``nn.Module``: it can be copied, pickled and saved, and after :meth:`Recorder.remove` nothing is left.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class Call(NamedTuple):
+    """Everything a module was called with."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Capture(NamedTuple):
+    """One use of a layer: what it was called with, and the gradient of the loss with respect to its output."""
+
+    call: Call
+    dA: Tensor
+
+
+class Recorder:
+    """Records the uses of some modules.
+
+    A use is recorded when the backward pass reaches it. So forward passes that no backward pass follows leave nothing
+    behind, several forward passes before one backward pass are all there, and a layer that was not used has no record.
+
+    Args:
+        watched: Each module with the parameters whose plain gradients autograd is to leave out.
+    """
+
+    def __init__(self, watched: Mapping[nn.Module, Iterable[nn.Parameter]]) -> None:
+        self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
+        self._paused = False
+        self._captures: dict[nn.Module, list[Capture]] = {}
+        self._frozen: dict[nn.Module, list[tuple[nn.Parameter, ...]]] = {}
+        this = weakref.ref(self)  # a hook must not keep its recorder alive
+
+        def before(module: nn.Module, args: Any) -> None:
+            if (recorder := this()) is not None:
+                recorder._before(module)
+
+        def after(module: nn.Module, args: Any, *kwargs_and_output: Any) -> Any:
+            # Torch leaves the keywords out when the forward pass failed.
+            kwargs = kwargs_and_output[0] if len(kwargs_and_output) == 2 else {}
+            recorder = this()
+            return None if recorder is None else recorder._after(module, args, kwargs, kwargs_and_output[-1])
+
+        self._handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
+        self._finalizer = weakref.finalize(self, _remove_all, self._handles)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lets modules be called without being recorded."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def take(self) -> dict[nn.Module, list[Capture]]:
+        """Returns all recorded uses and forgets them."""
+        captures, self._captures = self._captures, {}
+        return captures
+
+    def remove(self) -> None:
+        """Stops watching and forgets everything."""
+        self._finalizer()
+        self._captures = {}
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _before(self, module: nn.Module) -> None:
+        if module not in self._watched or self._paused or not torch.is_grad_enabled():
+            return
+        trained = tuple(p for p in self._watched[module] if p.requires_grad)
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        self._frozen.setdefault(module, []).append(trained)
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        stack = self._frozen.get(module)
+        if not stack:
+            return None
+        trained = stack.pop()
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        if output is None or not trained:  # the forward pass failed, or there is nothing to record
+            return None
+        return self._tap(module, Call(args, dict(kwargs)), output)
+
+    def _tap(self, module: nn.Module, call: Call, output: Any) -> Any:
+        tensor = first_tensor(output)
+        if not tensor.requires_grad:  # the first layer: make the backward pass come this far all the same
+            # An output that is a view loses its hooks when it is changed in place; a copy of it does not.
+            tensor = _Anchor.apply(tensor.clone() if tensor._is_view() else tensor, _anchor(tensor))  # type: ignore[no-untyped-call]
+            output = _replace_first(output, tensor)
+        inputs = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)]
+        versions = [v._version for v in inputs]
+        this = weakref.ref(self)
+
+        def capture(dA: Tensor) -> None:
+            if (recorder := this()) is None:
+                return
+            if [v._version for v in inputs] != versions:
+                raise RuntimeError(
+                    f"the input of {type(module).__name__} was changed in place after its forward pass, so its "
+                    "per-sample gradients cannot be computed: replace the in-place operation (x += y) by x = x + y"
+                )
+            recorder._captures.setdefault(module, []).append(Capture(_detached(call), dA.detach()))
+
+        tensor.register_hook(capture)
+        return output
+
+
+class _Anchor(torch.autograd.Function):
+    """Makes a tensor require a gradient without a copy, and ends the backward pass there."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Returns the output of a module, or the first tensor of a tuple of outputs."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, tuple | list):
+        for value in output:
+            if isinstance(value, Tensor):
+                return value
+    raise TypeError(
+        f"expected a module to return a tensor or a tuple that starts with one, got {type(output).__name__}"
+    )
+
+
+def _anchor(like: Tensor) -> Tensor:
+    return torch.empty(0, device=like.device, requires_grad=True)
+
+
+def _detached(call: Call) -> Call:
+    def detach(value: Any) -> Any:
+        return value.detach() if isinstance(value, Tensor) else value
+
+    return Call(tuple(map(detach, call.args)), {name: detach(value) for name, value in call.kwargs.items()})
+
+
+def _replace_first(output: Any, tensor: Tensor) -> Any:
+    if isinstance(output, Tensor):
+        return tensor
+    position = next(i for i, value in enumerate(output) if isinstance(value, Tensor))
+    return type(output)([*output[:position], tensor, *output[position + 1 :]])
+
+
+def _remove_all(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()

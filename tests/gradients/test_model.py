@@ -1,0 +1,517 @@
+"""The per-sample gradients of whole models: sharing, reuse, fallback, hostile samples, memory, Opacus as an oracle."""
+
+import functools
+import math
+import warnings
+
+import pytest
+import torch
+from oracle import norm_of, relative_error, sample_gradients
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spectral_dp.clipping import clip_factors
+from spectral_dp.filters import LowPass, PaperBand
+from spectral_dp.gradients import ModelGradients, Rule, Spectral, register
+from spectral_dp.gradients.conv import KernelConvRule
+from spectral_dp.gradients.rule import _RULES
+
+TOLERANCE = 1e-9
+
+
+def run(model, x, spectral=None, dA=None):
+    """Recorded batch of ``<model(x), dA>``, and ``dA``."""
+    gradients = ModelGradients(model, spectral)
+    out = model(x)
+    dA = torch.randn_like(out) if dA is None else dA
+    (out * dA).sum().backward()
+    return gradients, gradients.take(), dA
+
+
+def check(model, x):
+    gradients, batch, dA = run(model, x)
+    gradients.remove()
+    expected = sample_gradients(model, (x,), dA)
+    assert relative_error(batch.squared_norms().sum(0), norm_of(expected)) < TOLERANCE
+    c = torch.rand(len(x), dtype=torch.float64)
+    sums = batch.clipped_sums(c)
+    names = {p: name for name, p in model.named_parameters()}
+    assert {names[p] for p in sums} == set(expected)
+    for p, value in sums.items():
+        total = torch.tensordot(c, expected[names[p]], dims=1)
+        assert relative_error(gradients.gradient(p, value), total) < TOLERANCE
+
+
+class Reused(nn.Module):
+    """One layer called three times, with different numbers of tokens."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(torch.sin(self.layer(x)))))
+
+
+class TiedAutoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 5)
+        self.middle = nn.Linear(5, 5)
+        self.decode = nn.Linear(5, 7)
+        self.decode.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.decode(torch.tanh(self.middle(self.embed(x))))
+
+
+def small_cnn():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.GroupNorm(2, 4),
+        nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(),
+        nn.Linear(16, 5), nn.LayerNorm(5), nn.Linear(5, 3),
+    ).double()  # fmt: skip
+
+
+def images(n=4):
+    return torch.randn(n, 2, 6, 6, dtype=torch.float64)
+
+
+class TestSharing:
+    def test_a_plain_model(self):
+        check(small_cnn(), images())
+
+    @pytest.mark.parametrize("uses_gram", [True, False])
+    def test_a_convolution_called_several_times(self, uses_gram, monkeypatch):
+        """Adding the norms of the uses, instead of taking the norm of the sum, would fail here."""
+        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+        check(Reused(nn.Conv2d(2, 2, 3, padding=1)).double(), images())
+
+    def test_a_dense_layer_called_several_times(self):
+        check(Reused(nn.Linear(6, 6)).double(), images())
+
+    def test_a_normalisation_called_several_times(self):
+        check(Reused(nn.LayerNorm(6)).double(), images())
+
+    def test_a_weight_tied_between_an_embedding_and_a_dense_layer(self):
+        model = TiedAutoencoder().double()
+        check(model, torch.randint(7, (4, 3)))
+        gradients = ModelGradients(model)
+        assert [[layer.name for layer in block] for block in gradients.blocks] == [["middle"], ["embed", "decode"]]
+        gradients.remove()
+
+    def test_one_module_under_two_names(self):
+        layer = nn.Linear(6, 6)
+        check(nn.Sequential(layer, nn.Tanh(), layer).double(), torch.randn(4, 6, dtype=torch.float64))
+
+    def test_several_forward_passes_before_one_backward(self):
+        model, x, y = small_cnn(), images(), images()
+        gradients = ModelGradients(model)
+        (model(x).sum() + model(y).sum()).backward()
+        norms = gradients.take().squared_norms().sum(0)
+        gradients.remove()
+        one = torch.ones(4, 3, dtype=torch.float64)
+        first, second = (sample_gradients(model, (v,), one) for v in (x, y))
+        assert relative_error(norms, norm_of({k: first[k] + second[k] for k in first})) < TOLERANCE
+
+    def test_sharing_with_different_filters_is_refused(self):
+        a, b = nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 3)
+        b.weight = a.weight
+        with pytest.raises(ValueError, match=r"'0' and '1' share 'weight'"):
+            ModelGradients(nn.Sequential(a, b), {"0": Spectral(LowPass(0.5))})
+
+    def test_shared_and_filtered_alike(self):
+        layer = nn.Conv2d(2, 2, 3, padding=1)
+        model = Reused(layer).double()
+        gradients, batch, dA = run(model, images(), {"layer": Spectral(LowPass(0.5))})
+        rule = gradients.blocks[0][0].rule
+        gradients.remove()
+        expected = sample_gradients(model, (images(),), dA)["layer.weight"]
+        assert batch.squared_norms().shape == (1, 4)
+        assert batch.clipped_sums(torch.ones(4))[layer.weight].shape == (2, 2, 4)
+        x = images()
+        gradients, batch, dA = run(model, x, {"layer": Spectral(LowPass(0.5))})
+        gradients.remove()
+        raw = sample_gradients(model, (x,), dA)
+        expected = {"weight": rule.analyse(raw["layer.weight"]), "bias": raw["layer.bias"]}
+        assert relative_error(batch.squared_norms()[0], norm_of(expected)) < TOLERANCE
+
+
+class TestWhatIsTrained:
+    def test_frozen_parameters_are_not_released_and_cost_nothing(self):
+        model = small_cnn()
+        model[0].requires_grad_(False)
+        check(model, images())
+        gradients, batch, _ = run(model, images())
+        gradients.remove()
+        assert model[0].weight not in batch.clipped_sums(torch.ones(4))
+
+    def test_unfreezing_later_is_noticed(self):
+        model = small_cnn()
+        model[0].requires_grad_(False)
+        gradients = ModelGradients(model)
+        model[0].requires_grad_(True)
+        model(images()).sum().backward()
+        assert model[0].weight in gradients.take().clipped_sums(torch.ones(4))
+        gradients.remove()
+
+    def test_unused_parameters_are_released_as_zeros(self):
+        """Left out, they would miss their noise, and its absence would tell that nobody used them."""
+        model = nn.ModuleDict({"a": nn.Linear(6, 2), "b": nn.Conv2d(1, 2, 3)})
+        gradients = ModelGradients(model, {"b": Spectral(LowPass(0.5))})
+        model["a"](torch.randn(4, 6)).sum().backward()
+        sums = gradients.take().clipped_sums(torch.ones(4))
+        gradients.remove()
+        assert set(sums) == set(model.parameters())
+        assert sums[model["b"].weight].shape == (2, 1, 4)
+
+    def test_no_backward_no_contribution(self):
+        model = small_cnn()
+        gradients = ModelGradients(model)
+        sums = gradients.take().clipped_sums(torch.ones(0))
+        gradients.remove()
+        assert all(float(v.abs().sum()) == 0 for v in sums.values())
+
+    def test_empty_batches(self):
+        gradients, batch, _ = run(small_cnn(), images(0))
+        gradients.remove()
+        assert batch.squared_norms().shape == (6, 0)
+        assert all(float(v.abs().sum()) == 0 for v in batch.clipped_sums(torch.ones(0)).values())
+
+
+class Scaled(nn.Module):
+    """A layer nobody has a rule for, with a tensor and an option among its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(6))
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x, shift=None, *, power=1):
+        out = self.inner(x) * self.scale**power
+        return out if shift is None else out + self.scale * shift
+
+
+@pytest.mark.filterwarnings("ignore:no rule for")
+class TestFallback:
+    def test_is_exact(self):
+        check(nn.Sequential(nn.Linear(6, 6), Scaled(), nn.Tanh(), nn.Linear(6, 2)).double(), images())
+
+    def test_called_with_several_arguments(self):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.odd = nn.Linear(6, 6), Scaled()
+
+            def forward(self, x):
+                return self.odd(self.first(x), shift=x, power=2)
+
+        check(Model().double(), torch.randn(4, 6, dtype=torch.float64))
+
+    @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch, which says so itself
+    def test_covers_attention(self):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention, self.out = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+            def forward(self, x):
+                return self.out(self.attention(x, x, x, need_weights=False)[0])
+
+        check(Model().double(), torch.randn(3, 5, 4, dtype=torch.float64))
+
+    def test_parameters_of_the_model_itself(self):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.token, self.layer = nn.Parameter(torch.randn(1, 4)), nn.Linear(4, 3)
+
+            def forward(self, x):
+                return self.layer(x + self.token)
+
+        check(Model().double(), torch.randn(3, 4, dtype=torch.float64))
+
+    def test_parametrized_layers(self):
+        layer = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        check(nn.Sequential(layer, nn.Linear(6, 2)).double(), images())
+
+    def test_batch_norm_in_eval_mode(self):
+        model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double().eval()
+        check(model, images())
+
+    def test_randomness_is_refused(self):
+        class Noisy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(6))
+
+            def forward(self, x):
+                return F.dropout(x * self.weight, 0.5)
+
+        gradients, batch, _ = run(nn.Sequential(Noisy()).double(), images())
+        gradients.remove()
+        with pytest.raises(RuntimeError, match=r"nn\.Dropout"):
+            batch.squared_norms()
+
+
+def test_the_fallback_says_once_that_it_is_slower():
+    class Unheard(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return x * self.weight
+
+    with pytest.warns(UserWarning, match="Unheard.*slower"):
+        ModelGradients(nn.Sequential(Unheard())).remove()
+    ModelGradients(nn.Sequential(Unheard())).remove()  # a second warning would be an error
+
+
+def test_a_rule_of_ones_own():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6))
+
+        def forward(self, x):
+            return x * self.weight
+
+    @register(Scale)
+    class ScaleRule(Rule[Scale]):
+        def squared_norms(self, x, dA):
+            return (x * dA).square().sum(1)
+
+        def clipped_sum(self, x, dA, c):
+            return {"weight": c.to(x.dtype) @ (x * dA)}
+
+        def per_sample(self, x, dA):
+            return {"weight": x * dA}
+
+    try:
+        check(nn.Sequential(Scale(), nn.Linear(6, 2)).double(), torch.randn(4, 6, dtype=torch.float64))
+    finally:
+        del _RULES[Scale]
+
+
+def test_a_subclass_with_its_own_forward_does_not_inherit_the_rule():
+    """Its gradient is another one: using the parent's rule would be silently wrong."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return super().forward(2 * x)
+
+    class Named(nn.Linear):
+        pass
+
+    with pytest.warns(UserWarning, match="no rule for Doubled"):
+        check(nn.Sequential(Doubled(6, 2)).double(), torch.randn(4, 6, dtype=torch.float64))
+    check(nn.Sequential(Named(6, 2)).double(), torch.randn(4, 6, dtype=torch.float64))
+
+
+# Check B of the privacy proof, through the real path: hooks, rules, clipping factors, sums.
+
+C = 0.7
+
+
+def hostile_images():
+    x = torch.randn(2, 6, 6)
+    one_nan, one_inf = x.clone(), x.clone()
+    one_nan[0, 3, 3] = math.nan
+    one_inf[1, 0, 0] = math.inf
+    stripes = torch.ones_like(x) * 1e4
+    stripes[..., ::2] *= -1
+    return [x, x * 1e6, x * 1e18, x * 1e30, torch.zeros_like(x), torch.ones_like(x) * 1e6, stripes, one_nan, one_inf]
+
+
+def clipped_release(model, gradients, x):
+    """The clipped sums of a batch, all coefficients in one vector; samples that are not finite count as zero."""
+    model(x).square().sum().backward()
+    batch = gradients.take()
+    c = clip_factors(batch.squared_norms().sum(0).sqrt(), C)
+    return torch.cat([v.double().flatten() for v in batch.clipped_sums(c).values()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("uses_gram", [True, False], ids=["gram", "materialise"])
+@pytest.mark.parametrize(
+    "spectral",
+    [
+        Spectral(),
+        Spectral(LowPass(0.5)),
+        Spectral(LowPass(0.5, order="clip_then_filter")),
+        Spectral(PaperBand(0.5), support="signal"),
+    ],
+    ids=["plain", "filtered", "paper's order", "signal support"],
+)
+def test_no_sample_moves_the_sums_further_than_the_bound(spectral, uses_gram, dtype, monkeypatch):
+    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(inplace=True),
+        nn.Conv2d(3, 3, 3, stride=2, groups=3), nn.Flatten(), nn.Linear(12, 3),
+    ).to(dtype)  # fmt: skip
+    gradients = ModelGradients(model, {"0": spectral, "2": spectral})
+    worst = 0.0
+    for size in (1, 3):
+        batch = torch.randn(size, 2, 6, 6, dtype=dtype)
+        before = clipped_release(model, gradients, batch)
+        for record in hostile_images():
+            after = clipped_release(model, gradients, torch.cat([batch, record[None].to(dtype)]))
+            assert bool(after.isfinite().all()), "a hostile sample made the release non-finite"
+            worst = max(worst, float((after - before).norm()))
+    gradients.remove()
+    assert 0.5 * C < worst <= C * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(6, 6), lambda: Reused(nn.Linear(6, 6)), lambda: nn.LayerNorm(6)])
+def test_long_sequences_and_reused_layers_are_bounded_too(make):
+    model = make()
+    gradients = ModelGradients(model)
+    tokens = torch.randn(1, 200, 6)
+    cancelling = torch.cat([tokens, -tokens], dim=1) * 1e3
+    base = torch.randn(2, 400, 6)
+    before = clipped_release(model, gradients, base)
+    for record in (torch.randn(1, 400, 6) * 1e6, cancelling, torch.ones(1, 400, 6) * 1e4):
+        after = clipped_release(model, gradients, torch.cat([base, record]))
+        assert float((after - before).norm()) <= C * (1 + 1e-5)
+    gradients.remove()
+
+
+def test_control_token_norms_added_up_would_be_caught(monkeypatch):
+    """The neighbour check has power: the sum of the tokens' norms is not a bound on the norm of their sum."""
+    from spectral_dp.gradients import linear
+
+    monkeypatch.setattr(linear, "token_norms", lambda x, dA: (x.square().sum(2) * dA.square().sum(2)).sum(1))
+    model = nn.Linear(6, 6)
+    gradients = ModelGradients(model)
+    base = torch.zeros(1, 400, 6)
+    before = clipped_release(model, gradients, base)
+    after = clipped_release(model, gradients, torch.cat([base, torch.ones(1, 400, 6) * 1e4]))
+    gradients.remove()
+    assert float((after - before).norm()) > 5 * C
+
+
+def test_the_rounding_of_cancelling_terms_never_loosens_the_clip():
+    """Gram sums cancel here almost entirely in float32: without the margin the norm would come out far too small."""
+    torch.manual_seed(1)
+    x, dA = torch.randn(300, 1, 40), torch.randn(300, 1, 40)
+    x, dA = torch.cat([x, x], 1) * 1e3, torch.cat([dA, -dA * (1 + 1e-5)], 1)
+    from spectral_dp.gradients.rule import token_norms
+
+    exact = (dA.double().mT @ x.double()).flatten(1).square().sum(1)
+    assert bool((token_norms(x, dA).double() >= exact).all())
+
+
+def test_samples_must_stay_in_the_first_dimension():
+    class Flattening(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x).flatten(0, 1))
+
+    gradients = ModelGradients(Flattening())
+    gradients._model(torch.randn(3, 4, 6)).sum().backward()
+    with pytest.raises(ValueError, match="3 at Linear, 12 at Linear"):
+        gradients.take()
+    gradients.remove()
+
+
+def test_unknown_layer_names_are_refused():
+    with pytest.raises(ValueError, match=r"no trained layer named 'conv9'.*'0'"):
+        ModelGradients(small_cnn(), {"conv9": Spectral(LowPass(0.5))})
+    with pytest.raises(ValueError, match=r"layer '6'.*input_layout"):
+        ModelGradients(small_cnn(), {"6": Spectral(LowPass(0.5))})
+
+
+# Memory: nothing of the size of samples x parameters, counted in elements rather than seconds.
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the largest number of elements that any operation allocated."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(t, torch.Tensor):
+                self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+def largest_in_gram_path(samples):
+    module = nn.Conv2d(64, 64, 3, padding=1)
+    rule = KernelConvRule(module, Spectral(LowPass(0.5)))
+    x, dA = torch.randn(samples, 64, 4, 4), torch.randn(samples, 64, 4, 4)
+    geometry = rule._planes(x, dA)[2]
+    assert rule.uses_gram(x, dA, geometry, torch.zeros(4, 9)), "small maps, many channels"
+    with LargestTensor() as largest:
+        rule.squared_norms(x, dA)
+        rule.clipped_sum(x, dA, torch.ones(samples))
+    return largest.numel, module.weight.numel()
+
+
+def test_the_gram_path_stores_no_per_sample_gradients():
+    """With 128 samples they would be 128 x 36,864 numbers; chunks keep the largest temporary constant."""
+    few, parameters = largest_in_gram_path(64)
+    many, _ = largest_in_gram_path(512)
+    assert many < 512 * parameters / 8
+    assert many <= max(few, 512 * 64 * 6 * 6), "at most the padded input grows with the batch"
+
+
+def test_control_materialising_would_be_counted():
+    module = nn.Conv2d(64, 64, 3, padding=1)
+    rule = KernelConvRule(module, Spectral())
+    x = torch.randn(64, 64, 4, 4)
+    with LargestTensor() as largest:
+        rule.per_sample(x, x)
+    assert largest.numel >= 64 * module.weight.numel()
+
+
+def test_a_dense_layer_stores_no_per_sample_gradients():
+    module = nn.Linear(512, 512)
+    gradients, batch, _ = run(module, torch.randn(64, 512))
+    with LargestTensor() as largest:
+        batch.clipped_sums(batch.squared_norms().sum(0))
+    gradients.remove()
+    assert largest.numel <= 512 * 512
+
+
+# Opacus: an independent implementation of per-sample gradients.
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (small_cnn, (2, 6, 6)),
+        (
+            lambda: nn.Sequential(nn.Conv1d(3, 4, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2)),
+            (3, 8),
+        ),
+        (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, dilation=2), nn.InstanceNorm2d(4, affine=True)), (2, 8, 8)),
+        (lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)), (7, 6)),
+        (lambda: Reused(nn.Linear(6, 6)), (3, 6)),
+    ],
+)
+def test_agrees_with_opacus(make, shape):
+    opacus = pytest.importorskip("opacus", reason="the independent oracle, from the 'baseline' extra")
+    model = make().double()
+    x = torch.randn(5, *shape, dtype=torch.float64)
+    gradients, batch, dA = run(model, x)
+    norms = batch.squared_norms().sum(0)
+    gradients.remove()
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False  # which Opacus does not support
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = opacus.GradSampleModule(model, loss_reduction="sum")
+        (theirs(x) * dA).sum().backward()
+    samples = {n: p.grad_sample for n, p in theirs.named_parameters()}
+    samples = {n: functools.reduce(torch.add, g) if isinstance(g, list) else g for n, g in samples.items()}
+    assert relative_error(norms, norm_of(samples)) < TOLERANCE
