@@ -28,6 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_dp.gradients.rule import GRAM_ROUNDING
+
 CHUNK_BYTES = 4 * 2**20
 
 
@@ -120,7 +122,7 @@ def _margin(tap_gram: Tensor, grad_gram: Tensor) -> Tensor:
     The same bound as `rule.rounding_margin`; here the lengths stand on the diagonals.
     """
     lengths = (tap_gram.diagonal(dim1=1, dim2=2) * grad_gram.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
-    return 8 * torch.finfo(lengths.dtype).eps * lengths.square()
+    return GRAM_ROUNDING * torch.finfo(lengths.dtype).eps * lengths.square()
 
 
 def weighted_gradient(

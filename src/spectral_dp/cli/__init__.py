@@ -1,0 +1,34 @@
+"""The command line: ``spectral-dp``. One module a command; this one only names them."""
+
+from typing import Annotated
+
+import typer
+
+from spectral_dp._version import __version__
+from spectral_dp.cli.budget import budget
+
+app = typer.Typer(
+    name="spectral-dp",
+    help="Differentially private training in a spectral domain.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"spectral-dp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Differentially private training in a spectral domain."""
+
+
+app.command()(budget)

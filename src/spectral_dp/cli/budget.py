@@ -1,0 +1,192 @@
+"""``spectral-dp budget``: from noise to epsilon and back, before any training.
+
+An epoch counts as ``ceil(samples / batch_size)`` steps: rounding up never understates what is spent.
+"""
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spectral_dp.relations import Relation
+
+if TYPE_CHECKING:
+    from spectral_dp.accounting import Accountant
+
+
+class AccountantChoice(StrEnum):
+    """The accountants of the library, or a table with both."""
+
+    PLD = "pld"
+    RDP = "rdp"
+    BOTH = "both"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training run as far as privacy is concerned."""
+
+    samples: int
+    batch_size: int
+    epochs: int
+    sample_rate: float
+    steps: int
+    delta: float
+    relation: Relation
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the answer."""
+
+    accountant: "Accountant"
+    noise_multiplier: float
+    epsilon: float
+    target_epsilon: float | None
+
+
+def budget(
+    samples: Annotated[int, typer.Option(min=1, help="Number of records N.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Expected batch size B; the sample rate is B/N.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of ceil(N/B) steps each.")],
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Target epsilon: answers with the noise multiplier. Repeat for a table.")
+    ] = None,
+    noise_multiplier: Annotated[
+        list[float] | None, typer.Option(help="Noise multiplier: answers with epsilon. Repeat for a table.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Target delta; keep it well below 1/N.")] = 1e-5,
+    accountant: Annotated[AccountantChoice, typer.Option(help="How to account.")] = AccountantChoice.PLD,
+    relation: Annotated[Relation, typer.Option(help="Which data sets are neighbours.")] = Relation.ADD_OR_REMOVE_ONE,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the curve of epsilon spent against epochs to this PNG.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON and nothing else; an infinite epsilon is null.")
+    ] = False,
+) -> None:
+    """Says which noise a privacy budget takes, or what a noise multiplier spends.
+
+    \b
+    spectral-dp budget --samples 60000 --batch-size 1024 --epochs 30 --epsilon 2
+    spectral-dp budget --samples 60000 --batch-size 1024 --epochs 30 --noise-multiplier 1.1
+    """  # noqa: D301  (\b is for click: keep these lines as they are)
+    if bool(epsilon) == bool(noise_multiplier):
+        raise typer.BadParameter("give either --epsilon or --noise-multiplier (each may be repeated), not both or none")
+    if batch_size > samples:
+        raise typer.BadParameter(f"--batch-size {batch_size} exceeds --samples {samples}")
+    if plot is not None and not plot.parent.is_dir():
+        raise typer.BadParameter(f"--plot {plot}: there is no directory {plot.parent}")
+    steps = math.ceil(samples / batch_size) * epochs
+    plan = Plan(samples, batch_size, epochs, batch_size / samples, steps, delta, relation)
+    with _plain_errors(), Console(stderr=True).status("accounting"):
+        rows = _answer(plan, epsilon or [], noise_multiplier or [], accountant)
+        if plot is not None:
+            _draw(plan, rows, plot)
+    if as_json:
+        answers = [asdict(row) | {"epsilon": row.epsilon if math.isfinite(row.epsilon) else None} for row in rows]
+        typer.echo(json.dumps({"plan": asdict(plan), "rows": answers}, indent=2, allow_nan=False))
+    else:
+        Console().print(_table(plan, rows))
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Warnings as lines on stderr; what the library refuses as a usage error (exit code 2) without a traceback."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            raise typer.BadParameter(str(error)) from error
+        finally:
+            for warning in caught:
+                typer.echo(f"warning: {warning.message}", err=True)
+
+
+def _answer(plan: Plan, epsilons: list[float], multipliers: list[float], choice: AccountantChoice) -> list[Row]:
+    from spectral_dp import accounting  # late: what lies below takes a second that --help need not wait for
+
+    accounting.warn_if_delta_too_large(plan.delta, plan.samples)
+    rows = []
+    for name in get_args(accounting.Accountant):
+        if choice in (name, AccountantChoice.BOTH):
+            wanted: list[tuple[float, float | None]] = [(sigma, None) for sigma in multipliers]
+            for target in epsilons:
+                sigma = accounting.calibrate_noise(
+                    target, plan.delta, plan.sample_rate, plan.steps, accountant=name, relation=plan.relation
+                )
+                wanted.append((sigma, target))
+            rows += [Row(name, sigma, _spent(plan, name, sigma, plan.steps), target) for sigma, target in wanted]
+    return rows
+
+
+def _spent(plan: Plan, accountant: "Accountant", noise_multiplier: float, steps: int) -> float:
+    from spectral_dp import accounting
+
+    return accounting.epsilon(
+        noise_multiplier, plan.sample_rate, steps, plan.delta, accountant=accountant, relation=plan.relation
+    )
+
+
+def _table(plan: Plan, rows: list[Row]) -> Table:
+    table = Table(
+        title=f"{plan.steps} steps at sample rate {plan.sample_rate:.5g}, delta {plan.delta:g}",
+        caption=f"neighbours: {plan.relation}; {plan.samples} samples, batch {plan.batch_size}, {plan.epochs} epochs",
+    )
+    for heading in ("accountant", "target epsilon", "noise multiplier", "epsilon spent"):
+        table.add_column(heading, justify="left" if heading == "accountant" else "right")
+    for row in rows:
+        asked = "" if row.target_epsilon is None else f"{row.target_epsilon:g}"
+        # Rounded up, so that the number someone copies from here is still private.
+        sigma = f"{row.noise_multiplier:g}" if row.target_epsilon is None else _rounded_up(row.noise_multiplier)
+        table.add_row(row.accountant, asked, sigma, _rounded_up(row.epsilon))
+    return table
+
+
+def _rounded_up(value: float, digits: int = 4) -> str:
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return f"{math.ceil(value / unit) * unit:.{digits}g}"
+
+
+def _draw(plan: Plan, rows: list[Row], path: Path) -> None:
+    """Draws epsilon spent against epochs; the file appears whole or not at all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    epochs = sorted({max(1, round(plan.epochs * part / 40)) for part in range(1, 41)})
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for row in rows:
+        spent = [
+            _spent(plan, row.accountant, row.noise_multiplier, plan.steps // plan.epochs * epoch) for epoch in epochs
+        ]
+        axes.plot(epochs, spent, marker=".", label=f"{row.accountant}, noise multiplier {row.noise_multiplier:.4g}")
+    axes.set(
+        xlabel=f"epochs (of {plan.steps // plan.epochs} steps)",
+        ylabel=f"epsilon spent at delta {plan.delta:g}",
+        title=f"{plan.samples} samples, batch {plan.batch_size}, {plan.relation}",
+    )
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        figure.savefig(partial, format="png", dpi=150)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
