@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spectral_dp.filters import Adaptive, Annealed, Gains, Identity, LowPass, PaperBand, Shaped
+from spectral_dp.filters import Adaptive, Annealed, Identity, LowPass, PaperBand, Shaped
+from spectral_dp.gains import Gains
 from spectral_dp.transforms import get_transform
 
 TRANSFORMS = ["fourier", "dct", "haar", "hadamard", "identity"]

@@ -1,13 +1,19 @@
 """Clipping: bound what one record can contribute, and remember the bound.
 
 A clipped value knows its own sensitivity. Noise is scaled by asking it, so no bound is ever passed a second time.
+
+A model has several blocks (layers). :class:`FlatClipping`, :class:`PerLayerClipping` and :class:`AutomaticClipping`
+say how they are clipped together, and with which bound each block's noise is scaled.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,8 +60,7 @@ def clip_factors(norms: Tensor, max_norm: float) -> Tensor:
     A contribution whose norm overflows or is NaN gets zero; the caller must not multiply it (``0 * inf`` is NaN)
     but replace it.
     """
-    if not max_norm > 0:
-        raise ValueError(f"the clipping bound must be positive, got {max_norm}")
+    _check_bound(max_norm)
     if math.isinf(max_norm):  # no clipping, hence no privacy: for comparisons with plain training
         factors = torch.ones_like(norms)
     else:
@@ -94,6 +99,105 @@ def clip_and_sum(z: Tensor, max_norm: float, norms: Tensor | None = None) -> Cli
     return Clipped(clipped.value.sum(0), max_norm, clipped.nonfinite)
 
 
+class Clipping(ABC):
+    """How the blocks of a model are clipped together."""
+
+    @abstractmethod
+    def factors(self, squared_norms: Tensor) -> Tensor:
+        """Returns what each sample is multiplied by in each block, ``(L, B)``, given the squared norms ``(L, B)``."""
+
+    @abstractmethod
+    def noise_bounds(self, sizes: Sequence[int]) -> list[float]:
+        """Returns, for blocks of these numbers of coordinates, the ``max_norm`` of each block's :class:`Clipped`.
+
+        Formal guarantee. With noise of deviation ``σ * bound_l`` on the clipped sum of every block ``l``, releasing all
+        blocks is one Gaussian mechanism with noise multiplier ``σ`` (add or remove one; with twice the noise, replace
+        one): one record moves block ``l`` by at most ``C_l``, and ``sum_l C_l² / (σ bound_l)² <= 1 / σ²``; or, where
+        one bound ``C`` holds for all blocks together, ``sum_l (shift_l / (σ C))² <= 1 / σ²``.
+        """
+
+
+@dataclass(frozen=True)
+class FlatClipping(Clipping):
+    """One bound ``C`` for the gradient of a sample over all blocks together."""
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        _check_bound(self.max_norm)
+
+    def factors(self, squared_norms: Tensor) -> Tensor:
+        """``min(1, C / ||g_b||)``, the same in every block."""
+        return clip_factors(squared_norms.sum(0).sqrt(), self.max_norm).expand_as(squared_norms)
+
+    def noise_bounds(self, sizes: Sequence[int]) -> list[float]:
+        """``C`` for every block."""
+        return [self.max_norm] * len(sizes)
+
+
+@dataclass(frozen=True)
+class AutomaticClipping(FlatClipping):
+    """Every gradient is scaled to just below ``C``, short ones too (Bu et al. 2023): nothing to tune but the step size.
+
+    Attributes:
+        max_norm: ``C``.
+        stability: ``γ`` of ``C / (||g_b|| + γ)``, which keeps gradients near zero from being blown up.
+    """
+
+    stability: float = 0.01
+
+    def factors(self, squared_norms: Tensor) -> Tensor:
+        """``C / (||g_b|| + γ)``; zero where the norm is not finite."""
+        norms = squared_norms.sum(0).sqrt()
+        factors = self.max_norm / (norms * (1 + ROUNDING_GUARD) + self.stability)
+        return factors.where(norms.isfinite(), torch.zeros_like(norms)).expand_as(squared_norms)
+
+
+@dataclass(frozen=True)
+class PerLayerClipping(Clipping):
+    """A bound ``C_l`` for each block (Algorithm 4).
+
+    Attributes:
+        max_norms: ``C_l`` of each block in turn; or one number ``C``, shared equally so that ``sum C_l² = C²``.
+        allocation: ``"uniform"`` noise of deviation ``σ C``, ``C² = sum C_l²``, on every coordinate (the paper); or the
+            ``"optimal"`` one, which gives a block of ``d_l`` coordinates the share that minimises the total noise,
+            ``bound_l² = C_l / √d_l * sum_k C_k √d_k``.
+    """
+
+    max_norms: float | tuple[float, ...]
+    allocation: Literal["uniform", "optimal"] = "uniform"
+
+    def __post_init__(self) -> None:
+        for bound in (self.max_norms,) if isinstance(self.max_norms, int | float) else self.max_norms:
+            _check_bound(bound)
+        if self.allocation not in ("uniform", "optimal"):
+            raise ValueError(f"unknown noise allocation {self.allocation!r}: choose 'uniform' or 'optimal'")
+
+    def factors(self, squared_norms: Tensor) -> Tensor:
+        """``min(1, C_l / ||g_bl||)``; zero in every block for a sample that is not finite in one."""
+        bounds = self._bounds(len(squared_norms))
+        rows = [clip_factors(row.sqrt(), bound) for row, bound in zip(squared_norms, bounds, strict=True)]
+        finite = squared_norms.isfinite().all(0)
+        return torch.stack(rows) * finite if rows else squared_norms
+
+    def noise_bounds(self, sizes: Sequence[int]) -> list[float]:
+        """One number for all blocks, or the optimal ones."""
+        bounds = self._bounds(len(sizes))
+        if self.allocation == "uniform":
+            return [math.hypot(*bounds)] * len(sizes)
+        weighted = sum(bound * math.sqrt(size) for bound, size in zip(bounds, sizes, strict=True))
+        return [math.sqrt(bound / math.sqrt(size) * weighted) for bound, size in zip(bounds, sizes, strict=True)]
+
+    def _bounds(self, blocks: int) -> tuple[float, ...]:
+        if isinstance(self.max_norms, int | float):
+            return (self.max_norms / math.sqrt(blocks),) * blocks if blocks else ()
+        if len(self.max_norms) != blocks:
+            raise ValueError(
+                f"got {len(self.max_norms)} clipping bounds for {blocks} blocks: give one for each, or one number"
+            )
+        return self.max_norms
+
+
 def row_norms(z: Tensor) -> Tensor:
     """Returns the norm of each ``z[b]``, ``(B,)`` in float64.
 
@@ -106,3 +210,8 @@ def row_norms(z: Tensor) -> Tensor:
 
 def _per_sample(v: Tensor, like: Tensor) -> Tensor:
     return v.view(-1, *[1] * (like.ndim - 1))
+
+
+def _check_bound(max_norm: float) -> None:
+    if not max_norm > 0:
+        raise ValueError(f"the clipping bound must be positive, got {max_norm}")

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from spectral_dp.clipping import Clipped, clip_and_sum, clip_each, row_norms
-from spectral_dp.filters import Filter, Gains, LowPass
+from spectral_dp.filters import Filter, LowPass
+from spectral_dp.gains import Gains
 from spectral_dp.noise import NoiseSource, SecureNoise
 from spectral_dp.relations import Relation
 from spectral_dp.transforms import Transform, TransformName, get_transform

@@ -32,6 +32,7 @@ class Capture(NamedTuple):
 
     call: Call
     dA: Tensor
+    backward_pass: int
 
 
 class Recorder:
@@ -129,7 +130,9 @@ class Recorder:
                     f"the input of {type(module).__name__} was changed in place after its forward pass, so its "
                     "per-sample gradients cannot be computed: replace the in-place operation (x += y) by x = x + y"
                 )
-            recorder._captures.setdefault(module, []).append(Capture(_detached(call), dA.detach()))
+            recorder._captures.setdefault(module, []).append(
+                Capture(_detached(call), dA.detach(), torch._C._current_graph_task_id())
+            )
 
         tensor.register_hook(capture)
         return output

@@ -12,7 +12,8 @@ several times, in one layer or many, has its gradients added before the norm is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -70,10 +71,49 @@ class ModelGradients:
             for layer in block:
                 layer.rule.begin_step(step)
 
-    def take(self) -> RecordedBatch:
-        """Returns what has been recorded since the last call."""
+    def take(self, views: int = 1) -> RecordedBatch:
+        """Returns what one backward pass recorded; see :meth:`take_all`."""
+        batches = self.take_all(views)
+        if len(batches) > 1:
+            raise ValueError(f"{len(batches)} backward passes were recorded: take each by itself, or all by take_all()")
+        return batches[0] if batches else RecordedBatch(self, {})
+
+    def take_all(self, views: int = 1) -> list[RecordedBatch]:
+        """Returns what has been recorded since the last call: one batch for each backward pass.
+
+        All forward passes behind *one* backward pass are taken to be of the same samples, so what a sample did in any
+        of them is clipped together. Different backward passes are taken to be of different samples.
+
+        Args:
+            views: How many rows of the batch, next to each other, belong to one sample; their gradients are added
+                before the norm is taken.
+        """
         validate(self._model)  # it may have been put in another mode
-        return RecordedBatch(self, self._recorder.take())
+        captures = self._recorder.take()
+        passes = dict.fromkeys(c.backward_pass for recorded in captures.values() for c in recorded)
+        return [
+            RecordedBatch(self, {m: [c for c in cs if c.backward_pass == p] for m, cs in captures.items()}, views)
+            for p in passes
+        ]
+
+    def observe(self, parameter: nn.Parameter, released: Tensor, noise_std: float) -> None:
+        """Shows released coefficients to the filter of their layer, which may learn from them."""
+        rule, name = self._owners[parameter]
+        if name == "weight" and rule.gains is not None:
+            rule.spectral.filter.observe(released, noise_std)
+
+    def filter_state(self) -> dict[str, dict[str, Any]]:
+        """Returns what the filters have learnt, by layer name; belongs in the checkpoint."""
+        states = {name: rule.spectral.filter.state_dict() for block in self.blocks for name, rule in block}
+        return {name: state for name, state in states.items() if state}
+
+    def load_filter_state(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restores :meth:`filter_state`."""
+        rules = {name: rule for block in self.blocks for name, rule in block}
+        if unknown := set(states) - set(rules):
+            raise ValueError(f"filter state of layers that the model does not have: {sorted(unknown)}")
+        for name, state in states.items():
+            rules[name].spectral.filter.load_state_dict(state)
 
     def gradient(self, parameter: nn.Parameter, coefficients: Tensor) -> Tensor:
         """Turns coefficients of a parameter, noisy or not, into its gradient."""
@@ -90,29 +130,46 @@ class ModelGradients:
         """The parameters that are being trained, in a fixed order."""
         return [p for p in self._owners if p.requires_grad]
 
+    @property
+    def trained_blocks(self) -> list[tuple[list[Layer], list[nn.Parameter]]]:
+        """The blocks of which something is being trained, with those parameters; each once."""
+        with_parameters = [
+            (
+                block,
+                [
+                    p
+                    for p in dict.fromkeys(p for _, rule in block for p in rule.parameters().values())
+                    if p.requires_grad
+                ],
+            )
+            for block in self.blocks
+        ]
+        return [(block, parameters) for block, parameters in with_parameters if parameters]
+
     def remove(self) -> None:
         """Stops watching the model and leaves no trace on it."""
         self._recorder.remove()
 
 
 class RecordedBatch:
-    """The recorded uses of one backward pass (or of several over the same samples)."""
+    """The recorded uses of one backward pass, by trained block."""
 
-    def __init__(self, gradients: ModelGradients, captures: Mapping[nn.Module, list[Capture]]) -> None:
+    def __init__(self, gradients: ModelGradients, captures: Mapping[nn.Module, list[Capture]], views: int = 1) -> None:
         self._gradients = gradients
         self._uses = [
             [
-                (rule, _input(rule, capture.call), capture.dA)
+                (rule, x, dA)
                 for _, rule in block
                 for capture in captures.get(rule.module, ())
+                for x, dA in _views(_input(rule, capture.call), capture.dA, views)
             ]
-            for block in gradients.blocks
+            for block, _ in gradients.trained_blocks
         ]
         self.size = self._common_size()
         self._uses = [_merged(uses) for uses in self._uses]
 
     def squared_norms(self) -> Tensor:
-        """Returns ``||z_b||²`` of every block, ``(L, B)`` in float64; a block that was not used has zeros."""
+        """Returns ``||z_b||²`` of every trained block, ``(L, B)`` in float64; zeros where it was not used."""
         with torch.no_grad(), self._gradients._recorder.paused():
             rows = [_block_norms(uses, self.size) for uses in self._uses]
             return torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, self.size)
@@ -207,6 +264,23 @@ def _input(rule: Rule[Any], call: Call) -> Any:
     return call.args[0] if call.args else next(iter(call.kwargs.values()))
 
 
+def _views(x: Any, dA: Tensor, views: int) -> Iterator[tuple[Any, Tensor]]:
+    """The views of each sample as uses of their own."""
+    rows = len(dA)
+    if rows % views:
+        raise ValueError(f"a batch of {rows} rows does not hold {views} views of every sample")
+    for view in range(views):
+        yield _on_samples(itemgetter(slice(view, None, views)), x, rows), dA[view::views]
+
+
+def _on_samples(function: Callable[[Tensor], Tensor], x: Any, rows: int) -> Any:
+    """Applies a function to the tensors of a layer's input that have one entry a sample."""
+    if isinstance(x, Call):
+        args = tuple(_on_samples(function, value, rows) for value in x.args)
+        return Call(args, {name: _on_samples(function, value, rows) for name, value in x.kwargs.items()})
+    return function(x) if isinstance(x, Tensor) and x.ndim > 0 and len(x) == rows else x
+
+
 def _merged(uses: list[Use]) -> list[Use]:
     """Several uses of one layer as one, where its kind can express it."""
     if len(uses) > 1 and len({rule for rule, _, _ in uses}) == 1:
@@ -235,11 +309,7 @@ def _without(left_out: Tensor, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
     if not bool(left_out.any()):
         return x, dA
 
-    def blank(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.ndim > 0 and len(value) == len(left_out):
-            return value.masked_fill(left_out.view(-1, *[1] * (value.ndim - 1)), 0)
-        return value
+    def blank(t: Tensor) -> Tensor:
+        return t.masked_fill(left_out.view(-1, *[1] * (t.ndim - 1)), 0)
 
-    if isinstance(x, Call):
-        x = Call(tuple(map(blank, x.args)), {name: blank(value) for name, value in x.kwargs.items()})
-    return blank(x), blank(dA)
+    return _on_samples(blank, x, len(dA)), blank(dA)

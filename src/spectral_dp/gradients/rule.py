@@ -23,10 +23,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.filters import Filter, Gains, Identity
+from spectral_dp.filters import Filter, Identity
+from spectral_dp.gains import Gains
 from spectral_dp.transforms import Transform, TransformName, get_transform
 
-#: Bound on the rounding error of a sum over two Gram matrices, in units of epsilon times the square of the sum of lengths.
+#: Bound on the rounding error of a sum over two Gram matrices, in ulps of the squared sum of lengths.
 #: Ten times the largest seen on inputs made to cancel.
 GRAM_ROUNDING = 16
 

@@ -1,0 +1,78 @@
+"""Checkpoints: model, optimizer, ledger and sampler saved together, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = "spectral-dp checkpoint"
+VERSION = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, with the reason."""
+
+
+def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes a checkpoint atomically: at any moment the path holds the old file or the new one, whole.
+
+    The new file is written beside it, forced to the disk and then renamed.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot save {target}: there is no directory {target.parent}")
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save({"format": FORMAT, "version": VERSION, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the renaming, too, outlives a power cut
+    finally:
+        os.close(directory)
+
+
+def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, Any]:
+    """Reads a checkpoint. Nothing in the file is executed (``weights_only=True``).
+
+    Raises:
+        CheckpointError: If the file is truncated, damaged, or no checkpoint of this library.
+    """
+    try:
+        state = torch.load(path, **{"weights_only": True, "map_location": "cpu", **torch_load_kwargs})
+    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is truncated, damaged or not a checkpoint: {str(error).splitlines()[0]}"
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of this library: save it with PrivacyEngine.save_checkpoint")
+    if state.get("version") != VERSION:
+        raise CheckpointError(f"{path} has format version {state.get('version')}, this library reads {VERSION}")
+    return state
+
+
+def require_equal(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raises :class:`CheckpointError` with every setting in which a checkpoint differs from the run that loads it."""
+    differences = [
+        f"{name}: saved {saved.get(name)!r}, now {current.get(name)!r}"
+        for name in dict.fromkeys((*saved, *current))
+        if saved.get(name) != current.get(name)
+    ]
+    if differences:
+        listed = "\n  - ".join(differences)
+        raise CheckpointError(
+            f"the checkpoint was saved by a run with other settings:\n  - {listed}\nMake the engine private with the "
+            "saved settings, or start a new run"
+        )

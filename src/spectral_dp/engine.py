@@ -1,0 +1,391 @@
+"""PrivacyEngine: Algorithm 4, the front door. Turns a model, an optimizer and a data loader into private ones.
+
+The names, the arguments and the three return values are those of Opacus, so that a training script changes by its
+import. This file composes; each part is a file of its own: sampling, per-sample gradients, clipping, mechanism,
+accounting, checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from spectral_dp import accounting, checkpoint
+from spectral_dp.accounting import Accountant, Ledger
+from spectral_dp.budget import Budget, EngineAccountant
+from spectral_dp.checkpoint import CheckpointError
+from spectral_dp.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
+from spectral_dp.config import SpectralConfig
+from spectral_dp.gradients import ModelGradients, find_problems, fix
+from spectral_dp.gradients import validate as validate_module
+from spectral_dp.noise import NoiseSource, SecureNoise, SeededNoise
+from spectral_dp.optimizer import LossReduction, PrivateOptimizer
+from spectral_dp.relations import Relation
+from spectral_dp.sampling import PoissonLoader
+
+ClippingName = Literal["flat", "per_layer", "automatic"]
+
+
+class PrivacyEngine:
+    """Makes training private and keeps the ledger.
+
+    Formal guarantee. Training with what :meth:`make_private` returns releases every model it passes through under
+    ``(get_epsilon(δ), δ)``-differential privacy with respect to the records of the data loader, for neighbours under
+    ``relation``, as ``docs/privacy.md`` states it. The ledger holds the steps actually run.
+
+    Args:
+        accountant: ``"pld"`` (tight) or ``"rdp"``; Opacus' name ``"prv"`` means ``"pld"``.
+        secure_mode: Noise and batches always come from a cryptographic generator; the argument is taken for Opacus'
+            sake.
+        relation: Which data sets are neighbours.
+        seed: Makes noise and batches reproducible, for experiments; needs ``reproducibility_over_privacy=True``.
+        reproducibility_over_privacy: Says that the run may be predictable and so protects nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        accountant: Accountant | Literal["prv"] = "pld",
+        secure_mode: bool = True,
+        relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+        seed: int | None = None,
+        reproducibility_over_privacy: bool = False,
+    ) -> None:
+        self.accountant = EngineAccountant("pld" if accountant == "prv" else accountant, Ledger(relation))
+        self._relation = Relation(relation)
+        self._seed = seed
+        self._reproducible = reproducibility_over_privacy
+        self._noise: NoiseSource = (
+            SecureNoise()
+            if seed is None
+            else SeededNoise(seed, reproducibility_over_privacy=reproducibility_over_privacy)
+        )
+        self._run: _Run | None = None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float | Sequence[float],
+        criterion: Any = None,
+        batch_first: bool = True,
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        clipping: ClippingName | Clipping = "flat",
+        noise_allocation: Literal["uniform", "optimal"] = "uniform",
+        spectral: SpectralConfig | None = None,
+        max_physical_batch_size: int | None = None,
+        augmentation_multiplicity: int = 1,
+        sample_rate: float | None = None,
+    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | DataLoader[Any]]:
+        """Returns the private model, optimizer and data loader.
+
+        The model is the given one: watched from now on, but an ordinary module.
+
+        Args:
+            module: A model that treats samples independently.
+            optimizer: Any ``torch.optim`` optimizer over its parameters.
+            data_loader: Gives the dataset, the expected batch size, the collation and the workers.
+            noise_multiplier: ``σ``.
+            max_grad_norm: ``C``; a list ``C_l`` with ``clipping="per_layer"``.
+            criterion: Taken for Opacus' sake; any loss will do.
+            batch_first: Must be true: samples are numbered by the first dimension.
+            loss_reduction: How the loss combines samples.
+            poisson_sampling: Draw Poisson batches from the loader's dataset. If false, the loader is used as it is, and
+                ``sample_rate`` must say what to account for.
+            clipping: ``"flat"``, ``"per_layer"``, ``"automatic"``, or a :class:`~spectral_dp.clipping.Clipping`.
+            noise_allocation: For ``"per_layer"``: uniform noise, or the least in total.
+            spectral: What is released of each layer; nothing is filtered by default, which is plain DP-SGD.
+            max_physical_batch_size: The most samples to hold in memory at once; affects memory only.
+            augmentation_multiplicity: How many views of each sample the model sees, next to each other in the batch.
+            sample_rate: With ``poisson_sampling=False``: the rate at which a record takes part in a step, as *you* run
+                it. 1 is always safe.
+        """
+        if self._run is not None:  # a second call starts another run, on the same ledger
+            self._run.optimizer.gradients.remove()
+            self._run = None
+        if not batch_first:
+            raise ValueError(
+                "samples must be numbered by the first dimension: use batch_first=True, and layers likewise"
+            )
+        self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        spectral = spectral or SpectralConfig.dpsgd()
+        loader, rate, expected = self._loader(data_loader, poisson_sampling, sample_rate, max_physical_batch_size)
+        gradients = ModelGradients(module, spectral.spectral(module))
+        policy = _clipping(clipping, max_grad_norm, noise_allocation)
+        private = PrivateOptimizer(
+            optimizer,
+            gradients,
+            clipping=policy,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected,
+            noise=self._noise,
+            loss_reduction=loss_reduction,
+            relation=self._relation,
+            views=augmentation_multiplicity,
+            current_batch=lambda: loader.current if isinstance(loader, PoissonLoader) else None,
+            before_release=lambda: run.record(),
+        )
+        run = self._run = _Run(self.accountant.ledger, private, loader, rate, spectral)
+        return module, private, loader
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float | Sequence[float],
+        stop_at_budget: bool = False,
+        **others: Any,
+    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | DataLoader[Any]]:
+        """As :meth:`make_private`, with the least noise that keeps ``epochs`` epochs within the budget.
+
+        Args:
+            module: See :meth:`make_private`.
+            optimizer: See :meth:`make_private`.
+            data_loader: See :meth:`make_private`.
+            target_epsilon: The ``ε`` to spend, what the engine has spent already included.
+            target_delta: The ``δ`` at which.
+            epochs: How many epochs it must last.
+            max_grad_norm: See :meth:`make_private`.
+            stop_at_budget: End the data loader's iteration when the budget is spent, and refuse steps beyond it.
+                Otherwise stepping beyond it warns once.
+            **others: The other arguments of :meth:`make_private`.
+        """
+        if self.accountant.ledger.steps:
+            raise ValueError(
+                "this engine has spent budget already: use a new engine, or make_private with a noise_multiplier"
+            )
+        records = len(data_loader.dataset)  # type: ignore[arg-type]
+        accounting.warn_if_delta_too_large(target_delta, records)
+        poisson, given = others.get("poisson_sampling", True), others.get("sample_rate")
+        loader, rate, _ = self._loader(data_loader, poisson, given, None)
+        steps = epochs * len(loader)
+        sigma = accounting.calibrate_noise(
+            target_epsilon, target_delta, rate, steps, accountant=self.accountant.name, relation=self._relation
+        )
+        result = self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=sigma,
+            max_grad_norm=max_grad_norm,
+            **others,
+        )
+        assert self._run is not None
+        run = self._run
+        run.plan = plan = Budget(target_epsilon, target_delta, steps, stop_at_budget, self.accountant.name)
+        if stop_at_budget and isinstance(run.loader, PoissonLoader):
+            run.loader.stop_when = lambda: plan.is_spent(run.ledger)
+        return result
+
+    def get_epsilon(self, delta: float) -> float:
+        """Returns the ``ε`` spent so far at ``delta``, by the steps actually run."""
+        return self.accountant.get_epsilon(delta)
+
+    def is_compatible(
+        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
+    ) -> bool:
+        """Returns whether :meth:`validate` finds nothing."""
+        try:
+            self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        except (ValueError, TypeError):
+            return False
+        return True
+
+    def validate(
+        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
+    ) -> None:
+        """Raises an error that names cause and fix if these cannot be made private."""
+        validate_module(module)
+        if not any(p.requires_grad for p in module.parameters()):
+            raise ValueError("the model has no trainable parameter: unfreeze one with requires_grad_(True)")
+        if optimizer is not None:
+            if isinstance(optimizer, PrivateOptimizer):
+                raise ValueError("the optimizer is private already: give the one it wraps, optimizer.original")
+            own = set(module.parameters())
+            foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
+            if foreign:
+                raise ValueError(
+                    f"the optimizer holds {len(foreign)} parameters that are not the model's: build it from the "
+                    "parameters of this model (a copy has others)"
+                )
+        if isinstance(data_loader, PoissonLoader):
+            raise ValueError("the data loader is private already: give the DataLoader it was made from")
+
+    @staticmethod
+    def get_compatible_module(module: nn.Module) -> nn.Module:
+        """Returns a copy of the model without modules that mix samples (BatchNorm becomes GroupNorm)."""
+        fixed = fix(module)
+        assert not find_problems(fixed)
+        return fixed
+
+    def save_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: PrivateOptimizer | None = None,
+        checkpoint_dict: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Saves model, optimizer, ledger, filters, sampler position and privacy settings together, atomically.
+
+        What has been summed of a logical step that is not complete is not saved: it carries no noise yet. A resumed
+        run draws that step anew.
+
+        Args:
+            path: Where to.
+            module: The model.
+            optimizer: The private optimizer; the engine's own where not given.
+            checkpoint_dict: Anything else to keep with it, such as a scheduler's ``state_dict``: tensors and plain
+                types.
+        """
+        run = self._require_run()
+        checkpoint.save(
+            {
+                "module": module.state_dict(),
+                "optimizer": (optimizer or run.optimizer).state_dict(),
+                "ledger": self.accountant.ledger.state_dict(),
+                "settings": run.settings(),
+                "steps": run.optimizer.steps,
+                "filters": run.optimizer.gradients.filter_state(),
+                "sampler": run.loader.state_dict() if isinstance(run.loader, PoissonLoader) else {},
+                "noise": self._noise.state_dict(),
+                "extra": dict(checkpoint_dict or {}),
+            },
+            path,
+        )
+
+    def load_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: PrivateOptimizer | None = None,
+        torch_load_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Restores :meth:`save_checkpoint` into a run made private with the same settings, and returns its extra dict.
+
+        Nothing is changed if the checkpoint is damaged, is of another configuration, or its ledger does not match its
+        steps.
+        """
+        run = self._require_run()
+        state = checkpoint.load(path, **(torch_load_kwargs or {}))
+        checkpoint.require_equal(state["settings"], run.settings())
+        try:
+            ledger = Ledger.from_state_dict(state["ledger"])
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        if ledger.steps != state["steps"] or ledger.relation != self._relation:
+            raise CheckpointError(
+                f"{path}: the ledger lists {ledger.steps} steps under {ledger.relation}, the run made "
+                f"{state['steps']} under {self._relation}: it was tampered with, or saved by a run that shared one"
+            )
+        module.load_state_dict(state["module"])
+        (optimizer or run.optimizer).load_state_dict(state["optimizer"])
+        run.optimizer.gradients.load_filter_state(state["filters"])
+        run.optimizer.resume(state["steps"])
+        if isinstance(run.loader, PoissonLoader):
+            run.loader.load_state_dict(state["sampler"])
+        self._noise.load_state_dict(state["noise"])
+        self.accountant.ledger = run.ledger = ledger
+        return dict(state["extra"])
+
+    def _require_run(self) -> _Run:
+        if self._run is None:
+            raise RuntimeError("nothing is private yet: call make_private or make_private_with_epsilon first")
+        return self._run
+
+    def _loader(
+        self,
+        data_loader: DataLoader[Any],
+        poisson_sampling: bool,
+        sample_rate: float | None,
+        max_physical_batch_size: int | None,
+    ) -> tuple[PoissonLoader | DataLoader[Any], float, float]:
+        """The loader to train with, the rate to account for, and the public divisor."""
+        if poisson_sampling:
+            if sample_rate is not None:
+                raise ValueError(
+                    "sample_rate is the batch size over the number of records: leave it out, or do not sample"
+                )
+            loader = PoissonLoader.from_data_loader(
+                data_loader,
+                max_physical_batch_size=max_physical_batch_size,
+                seed=self._seed,
+                reproducibility_over_privacy=self._reproducible,
+            )
+            return loader, loader.sample_rate, loader.expected_batch_size
+        if sample_rate is None:
+            raise ValueError(
+                "without Poisson sampling the batches of a loader are not what the accountant assumes: use "
+                "poisson_sampling=True, or pass the sample_rate to account for (1.0 claims nothing of sampling)"
+            )
+        if max_physical_batch_size is not None:
+            raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")
+        if data_loader.batch_size is None:
+            raise ValueError("the DataLoader has batch_size=None, so there is no public divisor: set batch_size")
+        return data_loader, sample_rate, float(data_loader.batch_size)
+
+
+class _Run:
+    """What :meth:`PrivacyEngine.make_private` put together."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        optimizer: PrivateOptimizer,
+        loader: PoissonLoader | DataLoader[Any],
+        sample_rate: float,
+        spectral: SpectralConfig,
+    ) -> None:
+        self.ledger, self.optimizer, self.loader = ledger, optimizer, loader
+        self.sample_rate, self.spectral = sample_rate, spectral
+        self.plan: Budget | None = None
+
+    def record(self) -> None:
+        if self.plan is not None:
+            self.plan.check(self.ledger)
+        self.ledger.record(self.optimizer.noise_multiplier, self.sample_rate)
+
+    def settings(self) -> dict[str, Any]:
+        """What must not change between a checkpoint and the run that resumes it."""
+        optimizer = self.optimizer
+        return {
+            "clipping": repr(optimizer.clipping),
+            "noise_multiplier": optimizer.noise_multiplier,
+            "expected_batch_size": float(optimizer.expected_batch_size),
+            "sample_rate": self.sample_rate,
+            "relation": str(optimizer.relation),
+            "views": optimizer.views,
+            **{f"spectral.{name}": value for name, value in self.spectral.describe().items()},
+        }
+
+
+def _clipping(
+    clipping: ClippingName | Clipping, max_grad_norm: float | Sequence[float], allocation: Literal["uniform", "optimal"]
+) -> Clipping:
+    if isinstance(clipping, Clipping):
+        return clipping
+    bounds = max_grad_norm if isinstance(max_grad_norm, int | float) else tuple(max_grad_norm)
+    if clipping == "per_layer":
+        return PerLayerClipping(bounds, allocation)
+    if isinstance(bounds, tuple):
+        raise ValueError(f"a list of clipping bounds needs clipping='per_layer', got clipping={clipping!r}")
+    if clipping == "flat":
+        return FlatClipping(bounds)
+    if clipping == "automatic":
+        return AutomaticClipping(bounds)
+    raise ValueError(f"unknown clipping {clipping!r}: choose 'flat', 'per_layer' or 'automatic'")

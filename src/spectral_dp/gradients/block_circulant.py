@@ -1,0 +1,154 @@
+"""Block-circulant layers: Algorithm 3 of the paper, norms and clipped sums without per-sample gradients.
+
+Letters of ``layers.py``, and
+
+    B, T   samples, tokens of each      X, D   (q,), (p,) for each frequency f: orthonormal DFT of the blocks of x, dA
+    a_f    pre-gain of a frequency      w_f    how many real coordinates it has: 1 for DC and Nyquist, 2 for the others
+
+    G_b(f)         = √d Σ_t conj(D_bt(f)) X_bt(f)^t                        rank one per frequency and token
+    ||z_b||²       = d Σ_f w_f a_f² ||Σ_t conj(D_bt(f)) X_bt(f)^t||²       for one token a product of two norms
+    Σ_b c_b z_b(f) = √d a_f Σ_bt c_b conj(D_bt(f)) X_bt(f)^t               one matrix product per kept frequency
+
+Norm and sum each take their own frequencies: in the paper's order (clip, then filter) the norm counts what the sum
+leaves out. What neither takes is not computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, merge_tokens, register, token_norms, weigh
+from spectral_dp.layers import SHORT_BLOCK, Band, BlockCirculantLinear, bilinear, on_blocks, to_blocks
+from spectral_dp.transforms import TransformName
+
+
+@register(BlockCirculantLinear)
+class BlockCirculantRule(Rule[BlockCirculantLinear]):
+    """Rule of :class:`~spectral_dp.layers.BlockCirculantLinear`; its ``weight`` coefficients are ``(p, q, M)``."""
+
+    default_transform: ClassVar[TransformName] = "fourier"
+
+    def __init__(self, module: BlockCirculantLinear, spectral: Spectral) -> None:
+        if spectral.transform not in (None, "fourier"):
+            known = f"a block-circulant layer is diagonal in the Fourier basis, not in that of {spectral.transform!r}"
+            raise ValueError(f"{known}: leave the transform out for this layer")
+        super().__init__(module, spectral)
+
+    def coordinate_shape(self) -> tuple[int, ...]:
+        return (self.module.block_size,)
+
+    def begin_step(self, step: int) -> None:
+        super().begin_step(step)
+        d = self.module.block_size
+        pre = torch.ones(d).double() if self.gains is None else self.gains.pre.double()
+        a = pre[[max(2 * f - 1, 0) for f in range(d // 2 + 1)]]
+        if not torch.equal(pre, a[[(i + 1) // 2 for i in range(d)]]):
+            raise ValueError(
+                f"norms of a block-circulant layer are computed per frequency, but pre-gains {pre.tolist()} tell cosine "
+                "and sine of a frequency apart: average each pair (post-gains may differ)"
+            )
+        index = range(d) if self.gains is None else self.gains.index.tolist()
+        self._kept = Band.of(d, sorted({(i + 1) // 2 for i in index}))
+        self._counted = _, singles, pairs = Band.of(d, a.nonzero().flatten().tolist())
+        w = torch.tensor([1] * len(singles) + [2] * len(pairs))
+        self._norm_weights = d * w * a[[*singles, *pairs]].square()
+
+    def merge(self, uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return merge_tokens(uses)
+
+    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        x, dA = self._tokens(x, dA)
+        total = dA.new_zeros(len(dA))
+        if self.trains("weight"):
+            total = total + self._powers(x, dA) @ self._norm_weights.to(dA)
+        if self.trains("bias"):
+            total = total + dA.sum(1).square().sum(1)
+        return total
+
+    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        x, dA = self._tokens(x, dA)
+        sums = {}
+        if self.trains("weight"):
+            block_sum = _short_sum if self.module.block_size <= SHORT_BLOCK else _long_sum
+            total = block_sum(self._kept, *self._blocks(x, dA), c.repeat_interleave(dA.shape[1]))
+            sums["weight"] = total if self.gains is None else self.analyse(total)
+        if self.trains("bias"):
+            sums["bias"] = c.to(dA.dtype) @ dA.sum(1)
+        return sums
+
+    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        x, dA = self._tokens(x, dA)
+        out = {}
+        if self.trains("weight"):
+            (A, V, C), (X, D) = bilinear(self._counted, dA.dtype, dA.device), self._blocks(x, dA)
+            X, D = (t.unflatten(0, dA.shape[:2]) for t in (on_blocks(A, X), on_blocks(C, D)))
+            g = torch.einsum("btri,btrj,rk->bijk", D, X, V)
+            out["weight"] = g if self.gains is None else self.analyse(g, counted=True)
+        if self.trains("bias"):
+            out["bias"] = dA.sum(1)
+        return out
+
+    def _powers(self, x: Tensor, dA: Tensor) -> Tensor:
+        """``||Σ_t conj(D_bt(f)) X_bt(f)^t||²`` of every counted frequency, ``(B, F)``, rounded up.
+
+        Formal guarantee. Where the tokens of a sample cancel, or its power is in dropped frequencies, norm and sum
+        consist of rounding errors, and not of the same ones. What these can amount to is added to the norm, so that
+        even a sample made for it is clipped enough.
+        """
+        (B, T, _), band, blocks = dA.shape, self._counted, self._blocks(x, dA)
+        (x, x_most), (dA, dA_most) = (_lengths(t, band) for t in blocks)
+        length, most = ((a * b).unflatten(0, (B, T)).sum(1) for a, b in ((x, dA), (x_most, dA_most)))
+        if T == 1:
+            return most.square()
+        X, D = (_spectrum(t, band).unflatten(0, (B, T)).permute(3, 0, 1, 2) for t in blocks)
+        norms = token_norms(X.flatten(0, 1), D.flatten(0, 1)).clamp(min=0).sqrt().view(X.shape[:2]).T
+        return (norms + most - length).square() + 8 * torch.finfo(dA.dtype).eps * most.square()
+
+    def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(self.module.weight.dtype, torch.float32)  # whatever autocast made of them
+        return as_tokens(x.to(dtype)), as_tokens(dA.to(dtype))
+
+    def _blocks(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:  # (B, T, n) -> (B T, ceil(n / d), d) each
+        d = self.module.block_size
+        return to_blocks(x.flatten(0, 1), d), to_blocks(dA.flatten(0, 1), d)
+
+
+def _lengths(blocks: Tensor, band: Band) -> tuple[Tensor, Tensor]:
+    """``||X(f)||``, ``(N, F)``, and how large it can be for all that rounding did to it."""
+    if band.d <= SHORT_BLOCK:
+        ones, twos = len(band.singles), len(band.pairs)
+        coordinates = bilinear(band, blocks.dtype, blocks.device)[0][: ones + 2 * twos]
+        single, c, s = on_blocks(coordinates, blocks).norm(dim=2).split([ones, twos, twos], dim=1)
+        lengths = torch.cat([single, torch.hypot(c, s) / math.sqrt(2)], dim=1)  # c and s are √2 (Re, Im)
+    else:
+        lengths = _spectrum(blocks, band).norm(dim=1)
+    error = 2 * band.d * torch.finfo(blocks.dtype).eps  # d ulps, for the norm and again for the sum
+    return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None]
+
+
+def _short_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+    """``Σ_n c_n g_n`` in these frequencies, ``(p, q, d)``: ``V^t Σ_n c_n (C dA_n) (A x_n)``."""
+    A, V, C = bilinear(band, dA.dtype, dA.device)
+    x, dA = weigh(on_blocks(A, x), on_blocks(C, dA), c)
+    products = torch.bmm(dA.permute(1, 2, 0), x.transpose(0, 1))  # (R, p, q)
+    return (products.flatten(1).T @ V).unflatten(0, products.shape[1:])
+
+
+def _long_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+    X, D = weigh(_spectrum(x, band), _spectrum(dA, band), c)
+    products = torch.bmm(D.permute(2, 1, 0).conj_physical(), X.permute(2, 0, 1))  # (F, p, q)
+    G = products.new_zeros(*products.shape[1:], band.d // 2 + 1)
+    G[..., band.singles + band.pairs] = products.permute(1, 2, 0)
+    return torch.fft.irfft(G, n=band.d, norm="forward")  # √d, and the orthonormal inverse
+
+
+def _spectrum(blocks: Tensor, band: Band) -> Tensor:
+    """``(N, n, d) -> (N, n, F)``, complex."""
+    if not len(blocks):  # MKL refuses to transform none
+        return _spectrum(blocks.new_zeros(1, *blocks.shape[1:]), band)[:0]
+    return torch.fft.rfft(blocks, norm="ortho")[..., band.singles + band.pairs]

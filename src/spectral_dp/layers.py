@@ -1,0 +1,249 @@
+"""Block-circulant linear layers (Section IV of the paper) and the conversion of dense ones.
+
+Letters, here and in ``gradients/block_circulant.py``:
+
+    d     block size                       x   (N, q, d) input, in blocks, zeros where it ends early
+    p, q  blocks of rows, of columns       y   (N, p, d) output, in blocks, surplus ones dropped
+    w     (p, q, d) parameters; block (i, j) of the matrix is the circulant W_ij[r, c] = w_ij[(c - r) mod d]
+
+A circulant is diagonal in Fourier space: with the orthonormal transform ``Y_i(f) = √d Σ_j conj(W_ij(f)) X_j(f)``. In
+the real coordinates of :mod:`spectral_dp.transforms` a pair ``(cosine, sine)`` takes Gauss's three products, not four,
+
+    P1 = xc (wc + ws)     P2 = xs (wc - ws)     P3 = (xc - xs) (-ws)     yc = P1 + P3, ys = P2 + P3     (times √(d/2))
+
+and DC and Nyquist one each, ``y = √d x w``. With matrices ``A``, ``V``, ``C`` of ``(R, d)``, ``R`` about ``3d/2``:
+
+    y_i = C^t Σ_j (A x_j) * (V w_ij)          gradient of w_ij:  V^t Σ_n (A x_nj) * (C dA_ni)
+
+a small matrix on every block and ``R`` products of ``(N, q)`` with ``(q, p)``, where the dense layer has ``d²``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_dp.transforms import get_transform
+
+#: Blocks of at most this many samples are transformed by a matrix, longer ones by the FFT
+#: (measured by ``benchmarks/bench_block_circulant.py --paths``, as is the rule in ``_prefers_dense``).
+SHORT_BLOCK = 32
+
+
+class BlockCirculantLinear(nn.Module):
+    """A linear layer whose matrix is made of circulant blocks: ``d`` times fewer parameters than a dense one.
+
+    The arguments are those of ``nn.Linear``, with the block size ``d``: at most the larger of ``n = in_features`` and
+    ``m = out_features``. It need not divide them: blocks at the edge of the matrix are then cut. Parameters are
+    ``weight (p, q, d)``, the first row of each block, with ``p = ceil(m / d)`` and ``q = ceil(n / d)``, and ``bias (m,)``.
+
+    >>> BlockCirculantLinear(2048, 1024, block_size=8)
+    BlockCirculantLinear(in_features=2048, out_features=1024, block_size=8, bias=True, compression=8x)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        block_size: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        largest, sides = max(in_features, out_features), f"{in_features} -> {out_features}"
+        if min(in_features, out_features) < 1:
+            raise ValueError(f"a layer needs at least one input and one output, got {sides}")
+        if isinstance(block_size, bool) or not isinstance(block_size, int):
+            raise TypeError(f"block_size must be an integer, got {block_size!r}")
+        if not 1 <= block_size <= largest:
+            raise ValueError(f"block_size must be from 1 to {largest} for a layer {sides}, got {block_size}")
+        self.in_features, self.out_features, self.block_size = in_features, out_features, block_size
+        p, q = math.ceil(out_features / block_size), math.ceil(in_features / block_size)
+        self.weight = nn.Parameter(torch.empty(p, q, block_size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters as ``nn.Linear`` does: a row holds ``n`` different ones, so outputs vary as much."""
+        bound = 1 / math.sqrt(self.in_features)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(..., n) -> (..., m)``."""
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
+        autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        full_precision = self.weight.dtype in (torch.float32, torch.float64) and not autocast
+        if not full_precision or not x.numel() or _prefers_dense(*self.weight.shape):
+            return F.linear(x, self._dense_weight(), self.bias)
+        blocks = to_blocks(x.reshape(-1, self.in_features), self.block_size)
+        y = (_short_blocks if self.block_size <= SHORT_BLOCK else _long_blocks)(blocks, self.weight)
+        y = y.flatten(1)[:, : self.out_features].reshape(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+    def to_dense(self) -> nn.Linear:
+        """Returns a dense layer that computes the same."""
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        return _filled(linear, self._dense_weight(), self)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, block_size: int) -> Self:
+        """Returns the closest block-circulant layer by least squares: means over what exists of each diagonal."""
+        layer = cls(linear.in_features, linear.out_features, block_size, linear.bias is not None, device="meta")
+        p, q, d = layer.weight.shape
+        dense = linear.weight.detach().to(torch.promote_types(linear.weight.dtype, torch.float32))
+        index, beyond = _circulant_index(q, d, dense.device), (0, -dense.shape[1] % d, 0, -dense.shape[0] % d)
+        entries = (F.pad(t, beyond).view(p, -1) for t in (dense, torch.ones_like(dense)))
+        total, count = (dense.new_zeros(p, q * d).index_add_(1, index, t) for t in entries)
+        return _filled(layer, (total / count.clamp(min=1)).view(p, q, d), linear)
+
+    def extra_repr(self) -> str:
+        """Sizes, and how many times fewer weights than a dense layer has."""
+        n, m, d = self.in_features, self.out_features, self.block_size
+        compression = f"compression={n * m / self.weight.numel():.3g}x"
+        return f"in_features={n}, out_features={m}, block_size={d}, bias={self.bias is not None}, {compression}"
+
+    def _dense_weight(self) -> Tensor:
+        p, q, d = self.weight.shape
+        rows = self.weight.reshape(p, q * d).index_select(1, _circulant_index(q, d, self.weight.device))
+        return rows.view(p * d, q * d)[: self.out_features, : self.in_features]
+
+
+def convert_linear(
+    module: nn.Module,
+    block_size: int = 8,
+    last_block_size: int | None = None,
+    skip: str | Collection[str] | Callable[[str, nn.Module], bool] = (),
+) -> nn.Module:
+    """Replaces the ``nn.Linear`` layers of a model by block-circulant ones, each the closest to what it replaces.
+
+    Returns a converted *copy*, like Opacus' ``ModuleValidator.fix``, and leaves the model itself alone: make the
+    optimizer from the copy's parameters. A model that is one ``nn.Linear`` becomes one :class:`BlockCirculantLinear`.
+
+    Left alone: subclasses of ``nn.Linear`` with a ``forward`` of their own, layers whose weight is computed (as by
+    weight norm), and the projections inside ``nn.MultiheadAttention``, which reads their weights itself.
+
+    Args:
+        module: The model.
+        block_size: ``d`` of every layer.
+        last_block_size: ``d`` of the last layer converted, where it is to differ (a classifier with few outputs).
+        skip: Names of layers, or of modules around them, to leave alone; or a function of ``(name, layer)`` that says.
+
+    >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    >>> convert_linear(model, block_size=8, last_block_size=5)[2]
+    BlockCirculantLinear(in_features=32, out_features=10, block_size=5, bias=True, compression=4.57x)
+    """
+    module = copy.deepcopy(module)
+    users = Counter(id(parameter) for m in module.modules() for parameter in m._parameters.values())
+    skips = skip if callable(skip) else _named(skip, module)
+    inner = {m.out_proj for m in module.modules() if isinstance(m, nn.MultiheadAttention)}
+    linears = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear) and not skips(name, m)}
+    layers = {name: m for name, m in linears.items() if type(m).forward is nn.Linear.forward and m not in inner}
+    layers = {name: m for name, m in layers.items() if "weight" in m._parameters}  # else it is computed
+    converted: dict[nn.Module | None, nn.Module] = {}
+    for number, (name, linear) in enumerate(layers.items(), 1):
+        d = block_size if last_block_size is None or number < len(layers) else last_block_size
+        try:
+            if users[id(linear.weight)] > 1:
+                raise ValueError("it shares its weight with another layer")
+            converted[linear] = BlockCirculantLinear.from_linear(linear, d)
+        except ValueError as error:
+            fix = "give it a smaller block_size (last_block_size if it is the last layer), or add it to skip"
+            raise ValueError(f"cannot convert layer {name!r}: {error}; {fix}") from error
+    for parent in module.modules():
+        for name, child in parent._modules.items():
+            parent._modules[name] = converted.get(child, child)
+        if isinstance(parent, nn.TransformerEncoderLayer):
+            parent.activation_relu_or_gelu = 0  # else its fused path for evaluation reads the weights as dense
+    return converted.get(module, module)
+
+
+class Band(NamedTuple):
+    """Some frequencies of blocks of ``d`` samples: those with one real coordinate (DC, Nyquist), those with two."""
+
+    d: int
+    singles: tuple[int, ...]
+    pairs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, d: int, frequencies: Sequence[int]) -> Band:
+        """Sorts frequencies into the two kinds."""
+        return cls(d, tuple(f for f in frequencies if 2 * f % d == 0), tuple(f for f in frequencies if 2 * f % d))
+
+
+@lru_cache(maxsize=128)
+def bilinear(band: Band, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns ``A, V, C``, each ``(R, d)``: a row for every single, then rows for ``P1``, for ``P2``, for ``P3``."""
+    ones, twos = len(band.singles), len(band.pairs)
+    with torch.inference_mode(False):  # they are cached: what was made while evaluating must do for training
+        rows = [max(2 * f - 1, 0) for f in band.singles + band.pairs] + [2 * f for f in band.pairs]
+        single, c, s = get_transform("fourier").basis(band.d)[rows].split([ones, twos, twos])
+        A = torch.cat([single, c, s, c - s])
+        V = torch.cat([math.sqrt(2) * single, c + s, c - s, -s]) * math.sqrt(band.d / 2)
+        C = torch.cat([single, c, s, c + s])
+        return A.to(device, dtype), V.to(device, dtype), C.to(device, dtype)
+
+
+def on_blocks(matrix: Tensor, blocks: Tensor) -> Tensor:
+    """Applies an ``(R, d)`` matrix to every block: ``(N, n, d) -> (N, R, n)``, ready for one product per row."""
+    return torch.bmm(matrix.expand(len(blocks), *matrix.shape), blocks.mT)
+
+
+def to_blocks(t: Tensor, d: int) -> Tensor:
+    """``(..., n) -> (..., ceil(n / d), d)``, zeros at the end."""
+    return (F.pad(t, (0, -t.shape[-1] % d)) if t.shape[-1] % d else t).unflatten(-1, (-1, d))
+
+
+def _short_blocks(x: Tensor, w: Tensor) -> Tensor:
+    A, V, C = bilinear(Band.of(w.shape[-1], range(w.shape[-1] // 2 + 1)), w.dtype, w.device)
+    products = torch.bmm(on_blocks(A, x).transpose(0, 1), on_blocks(V, w).permute(1, 2, 0))  # (R, N, p)
+    return products.permute(1, 2, 0) @ C
+
+
+def _long_blocks(x: Tensor, w: Tensor) -> Tensor:
+    X, W = torch.fft.rfft(x, norm="ortho").permute(2, 0, 1), torch.fft.rfft(w).permute(2, 1, 0)
+    Y = torch.bmm(X, W.conj().resolve_conj()).permute(1, 2, 0)  # products with lazy conjugates are slow
+    return torch.fft.irfft(Y, n=w.shape[-1], norm="ortho")
+
+
+def _prefers_dense(p: int, q: int, d: int) -> bool:
+    """Whether it is quicker to write the matrix out: for small layers, and for few inputs or few outputs.
+
+    Per row of input that takes ``n m`` steps; ours ``R p q``, and for every number transformed as long as 128 of them.
+    """
+    n, m, R = q * d, p * d, 2 * d - (d // 2 + 1)
+    return n * m - R * p * q <= 128 * (n + m)
+
+
+@lru_cache(maxsize=128)
+def _circulant_index(q: int, d: int, device: torch.device) -> Tensor:
+    """Which of the ``q d`` parameters of a row of blocks stands where in its ``(d, q d)`` entries, flattened."""
+    with torch.inference_mode(False):
+        r, j, c = torch.meshgrid(torch.arange(d), torch.arange(q), torch.arange(d), indexing="ij")
+        return (j * d + (c - r) % d).flatten().to(device)
+
+
+def _filled(layer: Any, weight: Tensor, source: Any) -> Any:
+    """Gives a new layer its weight, and from the layer it stands for all else."""
+    layer.weight = nn.Parameter(weight.detach().to(source.weight.dtype, copy=True), source.weight.requires_grad)
+    if source.bias is not None:
+        layer.bias = nn.Parameter(source.bias.detach().clone(), source.bias.requires_grad)
+    return layer.train(source.training)
+
+
+def _named(skip: str | Collection[str], module: nn.Module) -> Callable[[str, nn.Module], bool]:
+    names = {skip} if isinstance(skip, str) else set(skip)
+    unknown = names - {name for name, _ in module.named_modules(remove_duplicate=False)}
+    if unknown:
+        raise ValueError(f"skip names modules that are not in the model: {sorted(unknown)}")
+    return lambda name, _: any(name == skipped or name.startswith(f"{skipped}.") for skipped in names)

@@ -1,0 +1,216 @@
+"""One private step, in the one order that is private: clip each sample, sum, noise the sum once, divide, descend.
+
+This is lines 3 to 16 of the paper's Algorithm 4, around any ``torch.optim`` optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from spectral_dp.clipping import Clipped, Clipping, NonFiniteWarning
+from spectral_dp.gradients.model import ModelGradients, RecordedBatch
+from spectral_dp.mechanism import add_noise
+from spectral_dp.noise import NoiseSource
+from spectral_dp.relations import Relation
+from spectral_dp.sampling import PhysicalBatch
+
+LossReduction = Literal["mean", "sum"]
+
+
+class PrivateOptimizer(Optimizer):
+    """Wraps an optimizer so that every step uses the released gradient and nothing else.
+
+    It shares parameter groups and state with the wrapped optimizer, so learning-rate schedulers act on either.
+
+    Formal guarantee. What a logical step hands to the wrapped optimizer is a function of one Gaussian mechanism with
+    noise multiplier ``noise_multiplier`` on the sum of clipped per-sample gradients, divided by the public
+    ``expected_batch_size``. Physical batches of a logical step are clipped and summed as they come; the noise is added
+    once, when the last has come. Parameters that no sample touched are released too, as noise.
+
+    Args:
+        optimizer: The optimizer to wrap.
+        gradients: Per-sample gradients of the model.
+        clipping: How contributions are bounded.
+        noise_multiplier: ``σ``.
+        expected_batch_size: The public divisor.
+        noise: Where noise comes from.
+        loss_reduction: How the loss combines samples; "mean" is undone before clipping.
+        relation: Which data sets are neighbours.
+        views: How many augmented views of each sample the model sees, next to each other in the batch; their gradients
+            are averaged before clipping.
+        current_batch: Tells the size of the physical batch at hand and whether it ends its logical step; None where
+            every call of :meth:`step` is a logical step of its own.
+        before_release: Called before every release: the ledger's entry, so that none can leave without one.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        gradients: ModelGradients,
+        *,
+        clipping: Clipping,
+        noise_multiplier: float,
+        expected_batch_size: float,
+        noise: NoiseSource,
+        loss_reduction: LossReduction = "mean",
+        relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+        views: int = 1,
+        current_batch: Callable[[], PhysicalBatch | None] = lambda: None,
+        before_release: Callable[[], None] = lambda: None,
+    ) -> None:
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction must be 'mean' or 'sum', as the loss is made, got {loss_reduction!r}")
+        if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+            raise ValueError(f"expected_batch_size must be finite and positive, got {expected_batch_size}")
+        if views < 1:
+            raise ValueError(f"views must be at least 1, got {views}")
+        self.original = optimizer
+        self.gradients = gradients
+        self.clipping = clipping
+        self.noise_multiplier = noise_multiplier
+        self.expected_batch_size = expected_batch_size
+        self.noise = noise
+        self.loss_reduction = loss_reduction
+        self.relation = relation
+        self.views = views
+        self.steps = 0
+        self._current_batch = current_batch
+        self._before_release = before_release
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        self._check_parameters()
+        # What torch.optim.Optimizer.__init__ would set up, without new parameter groups.
+        self._optimizer_step_pre_hooks: dict[int, Any] = {}
+        self._optimizer_step_post_hooks: dict[int, Any] = {}
+        gradients.begin_step(0)
+
+    # Shared with the wrapped optimizer, so that schedulers and checkpoints see one thing.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the wrapped optimizer."""
+        return self.original.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.original.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:
+        """The state of the wrapped optimizer."""
+        return self.original.state
+
+    @state.setter
+    def state(self, state: defaultdict[Tensor, Any]) -> None:
+        self.original.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The defaults of the wrapped optimizer."""
+        return self.original.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the wrapped optimizer."""
+        return self.original.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the wrapped optimizer."""
+        self.original.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of the parameters; what has been summed of a logical step so far is kept."""
+        self.original.zero_grad(set_to_none)
+
+    def __repr__(self) -> str:
+        return f"PrivateOptimizer({self.original!r}, {self.clipping}, noise_multiplier={self.noise_multiplier:g})"
+
+    def resume(self, steps: int) -> None:
+        """Goes on as after ``steps`` logical steps; what was summed of an incomplete one is dropped."""
+        self.steps = steps
+        self._sums = {}
+        self.gradients.begin_step(steps)
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Adds the batch at hand to the logical step; if it is the last of it, releases and descends."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._accumulate()
+        current = self._current_batch()
+        if current is None or current.is_last:
+            self._release()
+            self.original.step()
+        return loss
+
+    @torch.no_grad()
+    def _accumulate(self) -> None:
+        """Clips every sample of the physical batch and adds it to the sums."""
+        batches = self.gradients.take_all(self.views)
+        self._check_samples(batches)
+        for batch in batches:
+            self._add(batch)
+
+    def _add(self, batch: RecordedBatch) -> None:
+        # The mean over a batch divided every sample's loss by the batch's size; views are averaged.
+        scale = batch.size if self.loss_reduction == "mean" else 1.0 / self.views
+        squared_norms = batch.squared_norms() * scale**2
+        factors = self.clipping.factors(squared_norms)
+        nonfinite = int((~squared_norms.isfinite()).any(0).sum())
+        if nonfinite:
+            warnings.warn(
+                f"the gradients of {nonfinite} of {batch.size} samples are not finite and count as zero: check the "
+                "loss for NaN and the data for outliers, or lower the learning rate",
+                NonFiniteWarning,
+                stacklevel=4,
+            )
+        for parameter, value in batch.clipped_sums(factors * scale).items():
+            self._sums[parameter] = self._sums[parameter] + value if parameter in self._sums else value
+
+    @torch.no_grad()
+    def _release(self) -> None:
+        """Noise on the sums, once; then the public rest: post-gain, inverse transform, divisor."""
+        self._before_release()
+        blocks = [parameters for _, parameters in self.gradients.trained_blocks]
+        sums = {p: self._sums[p] if p in self._sums else self.gradients.zeros(p) for p in self.gradients.trained}
+        self._sums = {}
+        sizes = [sum(sums[p].numel() for p in block) for block in blocks]
+        for block, bound in zip(blocks, self.clipping.noise_bounds(sizes), strict=True):
+            for parameter in block:
+                clipped = Clipped(sums[parameter], bound)
+                noisy = add_noise(clipped, self.noise_multiplier, self.noise, self.relation)
+                self.gradients.observe(parameter, noisy, self.noise_multiplier * clipped.sensitivity(self.relation))
+                gradient = self.gradients.gradient(parameter, noisy) / self.expected_batch_size
+                parameter.grad = gradient.to(parameter.dtype)
+        self.steps += 1
+        self.gradients.begin_step(self.steps)
+
+    def _check_samples(self, batches: list[RecordedBatch]) -> None:
+        """A batch must be seen exactly once: seen twice, its samples would count twice."""
+        current, recorded = self._current_batch(), sum(batch.size for batch in batches)
+        if current is None and not batches:
+            raise RuntimeError("step() without a backward pass through the private model since the last step()")
+        if current is not None and recorded != current.size:
+            raise RuntimeError(
+                f"the loader handed out {current.size} samples, but backward passes through the private model saw "
+                f"{recorded} before step(): call backward() exactly once for every sample of a batch, then step(). "
+                "(Two losses of the same samples: add them and call backward() once. Another model than the one made "
+                "private? Train the one that make_private returned.)"
+            )
+
+    def _check_parameters(self) -> None:
+        mine = {p for group in self.param_groups for p in group["params"]}
+        trained = set(self.gradients.trained)
+        if not trained & mine:
+            raise ValueError("the optimizer holds no trained parameter of the model: unfreeze one, or build it anew")
+        if foreign := sum(p.requires_grad for p in mine - trained):
+            raise ValueError(
+                f"the optimizer holds {foreign} parameters that are not the model's: build it from the model's own"
+            )

@@ -1,0 +1,298 @@
+"""Poisson batches: at every step each record takes part by its own coin.
+
+Formal guarantee. A logical step of :class:`PoissonLoader` holds each record independently of all others and of all
+other steps, with probability ``sample_rate = q = batch_size / len(dataset)`` (to within 2⁻⁶⁴, never more). This is the
+sampling that amplification speaks about (Mironov, Talwar, Zhang 2019): steps may be accounted at rate ``q`` where
+
+* no batch is rejected, resampled, truncated or filled up. An empty one is handed out as a batch of length zero, and the
+  step still adds its noise; a large one is split into physical batches of *one* step, noised once;
+* nobody can tell which records were drawn. The coins come from ChaCha20 under a key that the operating system draws
+  for every epoch and that is never stored (a ``torch.Generator`` on the CPU has only 2³² seeds: few enough to try);
+* the sum is divided by the *expected* batch size, which is public. The realised size is as secret as the records:
+  dividing by it, printing or logging it is a release that nobody accounts for;
+* the number of records is public, as it sets ``q``.
+
+The loader sees to the first two.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data.sampler import RandomSampler, SequentialSampler
+
+_CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
+_RARELY_EMPTY = 32  # an expected batch size from which no empty batch (probability about e^-32) need be planned for
+# What is kept of a DataLoader: all that has no bearing on privacy (`in_order=False` would mix up logical steps).
+_WORKERS = ("num_workers", "worker_init_fn", "prefetch_factor", "persistent_workers", "multiprocessing_context")
+_KEPT = (*_WORKERS, "generator", "timeout", "pin_memory")
+
+
+@dataclass(frozen=True)
+class PhysicalBatch:
+    """What the consumer of a batch has to know about it.
+
+    Attributes:
+        size: How many records it holds; secret, see the module's guarantee.
+        is_last: Whether it completes its logical step: time to add the noise, once.
+        expected_batch_size: The public divisor of the logical step.
+    """
+
+    size: int
+    is_last: bool
+    expected_batch_size: float
+
+
+class PoissonLoader:
+    """Replaces a :class:`torch.utils.data.DataLoader` by one that draws Poisson batches (see the module's guarantee).
+
+    ``len(loader)`` is the number of *logical* steps of an epoch, ``ceil(1 / sample_rate)``. Iterating yields the
+    physical batches of these steps in order: one each, unless it exceeds ``max_physical_batch_size``. Just before a
+    batch is handed out, :attr:`current` is set to describe it.
+
+    >>> loader = PoissonLoader(TensorDataset(torch.arange(10.0)), batch_size=4, max_physical_batch_size=2)
+    >>> len(loader), loader.sample_rate
+    (3, 0.4)
+    >>> sum(loader.current.is_last for (x,) in loader)
+    3
+
+    Args:
+        dataset: Any map-style dataset.
+        batch_size: The expected size of a logical batch, at most ``len(dataset)``.
+        max_physical_batch_size: The most records to load at once. Affects memory only, never what is released.
+        seed: Makes the batches reproducible, for experiments and tests: whoever knows the seed knows the batches, and
+            nothing is amplified.
+        reproducibility_over_privacy: Must be ``True`` with a ``seed``; says that the batches may be predictable.
+        like: A ``DataLoader`` whose ``collate_fn``, workers and memory pinning to use. The batches and their order do
+            not depend on the workers, and ``collate_fn`` never sees an empty list of records.
+
+    Attributes:
+        sample_rate: ``q``, the probability of each record at each step: what the accountant needs.
+        expected_batch_size: ``q * len(dataset)``, the public divisor.
+        is_private: Whether nobody can predict the batches.
+        current: The :class:`PhysicalBatch` handed out last; ``None`` before the first.
+        stop_when: Asked before every logical step; ends the iteration if it says so.
+        position: The ``(epoch, step)`` of the next logical step.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: float,
+        max_physical_batch_size: int | None = None,
+        seed: int | None = None,
+        reproducibility_over_privacy: bool = False,
+        like: DataLoader[Any] | None = None,
+    ) -> None:
+        size = _number_of_records(dataset)
+        if not 0 < batch_size <= size:
+            raise ValueError(
+                f"the expected batch size must be positive and at most the {size} records of the dataset, got "
+                f"{batch_size}: set batch_size={size} to use every record at every step"
+            )
+        if max_physical_batch_size is not None and max_physical_batch_size < 1:
+            raise ValueError(f"max_physical_batch_size must be at least 1 or None, got {max_physical_batch_size}")
+        if seed is not None and reproducibility_over_privacy is not True:
+            raise ValueError(
+                f"batches drawn from seed {seed} are known to whoever knows the seed, so sampling does not amplify "
+                "privacy: leave the seed out, or pass reproducibility_over_privacy=True for an experiment"
+            )
+        self.dataset = dataset
+        self.batch_size = self.expected_batch_size = batch_size
+        self.sample_rate = batch_size / size
+        self.max_physical_batch_size = max_physical_batch_size
+        self.is_private = seed is None
+        self.current: PhysicalBatch | None = None
+        self.stop_when: Callable[[], bool] = lambda: False
+        self.position = self._start = (0, 0)  # where the run is; where the next iteration begins
+        self._size, self._seed, self._feed = size, seed, _Feed()
+        like = DataLoader(dataset) if like is None else like
+        options: dict[str, Any] = {name: getattr(like, name) for name in _KEPT}
+        self._inner = DataLoader(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
+        self.collate_fn = like.collate_fn
+        plain = like.collate_fn is default_collate and not (like.num_workers or like.pin_memory)
+        self._tensors = dataset.tensors if plain and type(dataset) is TensorDataset else None
+        if batch_size < _RARELY_EMPTY:
+            self._empty_batch()  # where this fails, it should now, and not in the middle of a run
+
+    @classmethod
+    def from_data_loader(
+        cls,
+        data_loader: DataLoader[Any],
+        *,
+        max_physical_batch_size: int | None = None,
+        seed: int | None = None,
+        reproducibility_over_privacy: bool = False,
+    ) -> PoissonLoader:
+        """Takes over dataset, batch size, collation, workers and memory pinning of a ``DataLoader``.
+
+        Only its order is replaced, so ``shuffle`` is ignored, and ``drop_last`` too: no Poisson batch is incomplete.
+        It must have been made with ``batch_size`` and, if you like, ``shuffle``; or by Opacus. For the other arguments
+        see the class.
+        """
+        return cls(
+            data_loader.dataset,
+            batch_size=_expected_batch_size(data_loader),
+            max_physical_batch_size=max_physical_batch_size,
+            seed=seed,
+            reproducibility_over_privacy=reproducibility_over_privacy,
+            like=data_loader,
+        )
+
+    def __len__(self) -> int:
+        return math.ceil(round(self._size / self.batch_size, 9))  # rounded: N / (N * (1 / 49)) is a little above 49
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, step = self.position = self._start
+        self._start = (epoch + 1, 0)  # an epoch that is broken off is over: its coins are never tossed again
+        plan, ahead = itertools.tee(self._draw(epoch, step))  # workers prefetch, so loading runs ahead of the plan
+        loaded = self._load(indices for indices, _ in ahead if len(indices))
+        begins = True
+        for indices, is_last in plan:
+            if begins and self.stop_when():
+                return
+            begins = is_last
+            batch = next(loaded) if len(indices) else self._empty_batch()
+            self.current = PhysicalBatch(len(indices), is_last, self.expected_batch_size)
+            if is_last:
+                step += 1
+                self.position = (epoch, step) if step < len(self) else (epoch + 1, 0)
+            yield batch
+
+    def _draw(self, epoch: int, first_step: int) -> Iterator[tuple[NDArray[np.intp], bool]]:
+        """Yields the records of each physical batch, and whether it is the last of its logical step."""
+        key = os.urandom(32) if self._seed is None else hashlib.sha256(f"Poisson {self._seed}".encode()).digest()
+        for step in range(first_step, len(self)):
+            drawn = _poisson_sample(self._size, self.sample_rate, key, epoch, step)
+            parts = np.array_split(drawn, math.ceil(len(drawn) / (self.max_physical_batch_size or self._size)) or 1)
+            yield from ((part, i == len(parts)) for i, part in enumerate(parts, start=1))
+
+    def _load(self, index_lists: Iterator[NDArray[np.intp]]) -> Iterator[Any]:
+        if (tensors := self._tensors) is not None:  # whole batches at once, equal to what the inner loader would give
+            return ([t.index_select(0, i.to(t.device)) for t in tensors] for i in map(torch.from_numpy, index_lists))
+        self._feed.index_lists = (indices.tolist() for indices in index_lists)
+        loaded = iter(self._inner)
+        del self._feed.index_lists  # taken over; a loader that holds it could not be copied or pickled
+        return loaded
+
+    def _empty_batch(self) -> Any:
+        one, two = ([self.dataset[0] for _ in range(n)] for n in (1, 2))  # none shared: a collate_fn may change them
+        return _without_records(self.collate_fn(one), self.collate_fn(two))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, to resume a run at the next logical step; save it between two steps.
+
+        Nothing here foretells a batch (unless the loader is seeded): the key of the epoch is not saved, and a resumed
+        run draws its remaining steps afresh. Coins have no memory, so that is equally private. A seeded loader goes
+        on with the very batches that would have followed.
+        """
+        (epoch, step), seed = self.position, self._seed
+        return {"epoch": epoch, "step": step, "size": self._size, "batch_size": self.batch_size, "seed": seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a saved position: the next iteration yields only the rest of that epoch."""
+        own = self.state_dict()
+        if set(state) != set(own):
+            raise ValueError(f"not the state of a PoissonLoader: it has {sorted(map(str, state))}, not {sorted(own)}")
+        for name in ("size", "batch_size", "seed"):
+            if state[name] != own[name]:
+                raise ValueError(
+                    f"this state was saved with {name}={state[name]!r}, but the loader has {name}={own[name]!r}: build "
+                    "the loader as it was built then, or start a new one without this state"
+                )
+        epoch, step = state["epoch"], state["step"]
+        if not (type(epoch) is type(step) is int and 0 <= epoch < 2**32 and 0 <= step < len(self)):
+            raise ValueError(f"no position in epochs of {len(self)} steps: epoch {epoch!r}, step {step!r}")
+        self.position = self._start = (epoch, step)
+
+
+class _Feed:
+    """The batch sampler of the inner loader, which outlives an epoch because its workers may: set anew for each."""
+
+    index_lists: Iterator[list[int]] = iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.index_lists
+
+
+def _poisson_sample(size: int, sample_rate: float, key: bytes, epoch: int, step: int) -> NDArray[np.intp]:
+    """Tosses a coin for each of ``size`` records, other ones for each (epoch, step) of a key; returns the heads."""
+    nonce = bytes(8) + epoch.to_bytes(4, "little") + step.to_bytes(4, "little")  # the first 8 bytes count blocks
+    stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    largest = np.uint64(int(sample_rate * 2.0**64) - 1)  # of 2^64 words, floor(q 2^64) are heads
+    heads = []
+    for start in range(0, size, _CHUNK):
+        words = np.frombuffer(stream.update(bytes(8 * min(_CHUNK, size - start))), dtype="<u8")
+        heads.append(start + np.flatnonzero(words <= largest))
+    return np.concatenate(heads)
+
+
+def _without_records(one: Any, two: Any) -> Any:
+    """Returns a batch of no record, given batches of one and of two: what numbers the records is what grew."""
+    if isinstance(one, torch.Tensor | np.ndarray):
+        grown = [axis for axis, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+        if grown:
+            return one[(slice(None),) * grown[0] + (slice(0),)]
+    elif isinstance(one, list | tuple) and len(one) != len(two):
+        return one[:0]
+    elif isinstance(one, str | bytes | int | float | None) and one == two:
+        return one
+    elif isinstance(one, MutableMapping):  # also those that pytree does not know, such as UserDict
+        empty = copy.copy(one)
+        empty.update({key: _without_records(one[key], two[key]) for key in one})
+        return empty
+    else:
+        children, spec = tree_flatten(one, is_leaf=lambda node: node is not one)
+        if not spec.is_leaf():
+            others = tree_leaves(two, is_leaf=lambda node: node is not two)
+            return tree_unflatten([_without_records(a, b) for a, b in zip(children, others, strict=True)], spec)
+    shape = f" of shape {tuple(one.shape)}" if hasattr(one, "shape") else ""
+    raise TypeError(
+        f"cannot make an empty batch: collate_fn returned a {type(one).__name__}{shape} in which no axis numbers the "
+        "records. Return tensors, arrays or lists with an entry per record, in tuples, lists, dicts or classes known "
+        "to torch.utils._pytree"
+    )
+
+
+def _number_of_records(dataset: Dataset[Any]) -> int:
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"{type(dataset).__name__} is not a map-style dataset, but Poisson sampling draws any record at any step: "
+            "give a dataset with __getitem__ and __len__, e.g. read the stream into a list"
+        )
+    if (size := len(dataset)) == 0:
+        raise ValueError("the dataset is empty, so no batch can be drawn: check the path or the filter it comes from")
+    return size
+
+
+def _expected_batch_size(data_loader: DataLoader[Any]) -> float:
+    """The batch size of a loader, if Poisson batches can stand for those it would give."""
+    size, batches = _number_of_records(data_loader.dataset), getattr(data_loader, "batch_sampler", None)
+    if batches is None:
+        raise ValueError("a DataLoader with batch_size=None makes no batches: set batch_size")
+    kind = type(batches)
+    if kind.__name__ == "UniformWithReplacementSampler" and kind.__module__.startswith("opacus."):
+        return float(batches.sample_rate * size)
+    if kind is BatchSampler:
+        kind = type(order := batches.sampler)
+        once = kind is SequentialSampler or (kind is RandomSampler and not order.replacement)
+        if once and len(order) == size:
+            return int(batches.batch_size)
+    raise ValueError(
+        f"this DataLoader draws its batches with a {kind.__name__} of its own, which Poisson sampling would replace: "
+        "make it with batch_size and shuffle only, and express a choice of records as a torch.utils.data.Subset"
+    )
