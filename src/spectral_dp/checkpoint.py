@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,14 @@ def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, An
         CheckpointError: If the file is truncated, damaged, or no checkpoint of this library.
     """
     try:
-        state = torch.load(path, **{"weights_only": True, "map_location": "cpu", **torch_load_kwargs})
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{path} is truncated, damaged or not a checkpoint: {str(error).splitlines()[0]}"
-        ) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice about files it did not write, which are refused below
+            state = torch.load(path, **{"weights_only": True, "map_location": "cpu", **torch_load_kwargs})
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{path} is truncated, damaged or not a checkpoint: {reason}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of this library: save it with PrivacyEngine.save_checkpoint")
     if state.get("version") != VERSION:

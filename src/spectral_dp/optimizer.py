@@ -210,6 +210,9 @@ class PrivateOptimizer(Optimizer):
         trained = set(self.gradients.trained)
         if not trained & mine:
             raise ValueError("the optimizer holds no trained parameter of the model: unfreeze one, or build it anew")
+        self.clipping.noise_bounds(
+            [1] * len(self.gradients.trained_blocks)
+        )  # as many bounds as blocks, or an error now
         if foreign := sum(p.requires_grad for p in mine - trained):
             raise ValueError(
                 f"the optimizer holds {foreign} parameters that are not the model's: build it from the model's own"

@@ -117,7 +117,7 @@ class PoissonLoader:
         self.max_physical_batch_size = max_physical_batch_size
         self.is_private = seed is None
         self.current: PhysicalBatch | None = None
-        self.stop_when: Callable[[], bool] = lambda: False
+        self.stop_when: Callable[[], bool] = _never
         self.position = self._start = (0, 0)  # where the run is; where the next iteration begins
         self._size, self._seed, self._feed = size, seed, _Feed()
         like = DataLoader(dataset) if like is None else like
@@ -218,6 +218,10 @@ class PoissonLoader:
         if not (type(epoch) is type(step) is int and 0 <= epoch < 2**32 and 0 <= step < len(self)):
             raise ValueError(f"no position in epochs of {len(self)} steps: epoch {epoch!r}, step {step!r}")
         self.position = self._start = (epoch, step)
+
+
+def _never() -> bool:
+    return False
 
 
 class _Feed:
