@@ -84,6 +84,23 @@ class TestDropIn:
         train(model, optimizer, loader, epochs=3)
         assert 3.99 < engine.get_epsilon(1e-3) <= 4.0
 
+    def test_a_private_loader_can_be_made_private_for_another_run(self):
+        """As the published Opacus example does when it averages over several runs."""
+        _, _, _, loader = setup(max_physical_batch_size=9)
+        model = cnn()
+        engine = PrivacyEngine()
+        model, optimizer, again = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        assert again is not loader
+        assert again.is_private
+        train(model, optimizer, again)
+        assert engine.accountant.history[0].sample_rate == BATCH / N
+
     def test_the_model_is_the_users_own(self):
         model = cnn()
         keys = list(model.state_dict())
@@ -338,11 +355,11 @@ class TestErrors:
             )
 
     def test_private_already(self):
-        engine, model, optimizer, loader = setup()
+        engine, model, optimizer, _ = setup()
         with pytest.raises(ValueError, match="private already"):
             engine.validate(module=model, optimizer=optimizer)
-        with pytest.raises(ValueError, match="private already"):
-            engine.validate(module=model, data_loader=loader)
+        with pytest.raises(TypeError, match="DataLoader"):
+            engine.validate(module=model, data_loader=[1, 2])
 
     def test_another_model_is_trained(self):
         _, _, optimizer, loader = setup()

@@ -72,7 +72,7 @@ class PrivacyEngine:
         *,
         module: nn.Module,
         optimizer: Optimizer,
-        data_loader: DataLoader[Any],
+        data_loader: DataLoader[Any] | PoissonLoader,
         noise_multiplier: float,
         max_grad_norm: float | Sequence[float],
         criterion: Any = None,
@@ -142,7 +142,7 @@ class PrivacyEngine:
         *,
         module: nn.Module,
         optimizer: Optimizer,
-        data_loader: DataLoader[Any],
+        data_loader: DataLoader[Any] | PoissonLoader,
         target_epsilon: float,
         target_delta: float,
         epochs: int,
@@ -196,7 +196,11 @@ class PrivacyEngine:
         return self.accountant.get_epsilon(delta)
 
     def is_compatible(
-        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        data_loader: DataLoader[Any] | PoissonLoader | None = None,
     ) -> bool:
         """Returns whether :meth:`validate` finds nothing."""
         try:
@@ -206,7 +210,11 @@ class PrivacyEngine:
         return True
 
     def validate(
-        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        data_loader: DataLoader[Any] | PoissonLoader | None = None,
     ) -> None:
         """Raises an error that names cause and fix if these cannot be made private."""
         validate_module(module)
@@ -222,8 +230,8 @@ class PrivacyEngine:
                     f"the optimizer holds {len(foreign)} parameters that are not the model's: build it from the "
                     "parameters of this model (a copy has others)"
                 )
-        if isinstance(data_loader, PoissonLoader):
-            raise ValueError("the data loader is private already: give the DataLoader it was made from")
+        if data_loader is not None and not isinstance(data_loader, DataLoader | PoissonLoader):
+            raise TypeError(f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}")
 
     @staticmethod
     def get_compatible_module(module: nn.Module) -> nn.Module:
@@ -310,7 +318,7 @@ class PrivacyEngine:
 
     def _loader(
         self,
-        data_loader: DataLoader[Any],
+        data_loader: DataLoader[Any] | PoissonLoader,
         poisson_sampling: bool,
         sample_rate: float | None,
         max_physical_batch_size: int | None,
@@ -335,6 +343,8 @@ class PrivacyEngine:
             )
         if max_physical_batch_size is not None:
             raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")
+        if isinstance(data_loader, PoissonLoader):
+            raise ValueError("the loader samples by Poisson already: leave poisson_sampling and sample_rate out")
         if data_loader.batch_size is None:
             raise ValueError("the DataLoader has batch_size=None, so there is no public divisor: set batch_size")
         return data_loader, sample_rate, float(data_loader.batch_size)

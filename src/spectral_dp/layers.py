@@ -43,7 +43,7 @@ class BlockCirculantLinear(nn.Module):
 
     The arguments are those of ``nn.Linear``, with the block size ``d``: at most the larger of ``n = in_features`` and
     ``m = out_features``. It need not divide them: blocks at the edge of the matrix are then cut. Parameters are
-    ``weight (p, q, d)``, the first row of each block, with ``p = ceil(m / d)`` and ``q = ceil(n / d)``, and ``bias (m,)``.
+    ``weight (p, q, d)``, the first row of every block, ``p = ceil(m / d)``, ``q = ceil(n / d)``, and ``bias (m,)``.
 
     >>> BlockCirculantLinear(2048, 1024, block_size=8)
     BlockCirculantLinear(in_features=2048, out_features=1024, block_size=8, bias=True, compression=8x)

@@ -132,7 +132,7 @@ class PoissonLoader:
     @classmethod
     def from_data_loader(
         cls,
-        data_loader: DataLoader[Any],
+        data_loader: DataLoader[Any] | PoissonLoader,
         *,
         max_physical_batch_size: int | None = None,
         seed: int | None = None,
@@ -141,16 +141,20 @@ class PoissonLoader:
         """Takes over dataset, batch size, collation, workers and memory pinning of a ``DataLoader``.
 
         Only its order is replaced, so ``shuffle`` is ignored, and ``drop_last`` too: no Poisson batch is incomplete.
-        It must have been made with ``batch_size`` and, if you like, ``shuffle``; or by Opacus. For the other arguments
-        see the class.
+        It must have been made with ``batch_size`` and, if you like, ``shuffle``; by Opacus; or be a Poisson loader, of
+        which a new one is made. For the other arguments see the class.
         """
+        if isinstance(data_loader, PoissonLoader):
+            batch_size, like = data_loader.batch_size, data_loader._inner
+        else:
+            batch_size, like = _expected_batch_size(data_loader), data_loader
         return cls(
             data_loader.dataset,
-            batch_size=_expected_batch_size(data_loader),
+            batch_size=batch_size,
             max_physical_batch_size=max_physical_batch_size,
             seed=seed,
             reproducibility_over_privacy=reproducibility_over_privacy,
-            like=data_loader,
+            like=like,
         )
 
     def __len__(self) -> int:

@@ -49,8 +49,8 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         a = pre[[max(2 * f - 1, 0) for f in range(d // 2 + 1)]]
         if not torch.equal(pre, a[[(i + 1) // 2 for i in range(d)]]):
             raise ValueError(
-                f"norms of a block-circulant layer are computed per frequency, but pre-gains {pre.tolist()} tell cosine "
-                "and sine of a frequency apart: average each pair (post-gains may differ)"
+                f"norms of a block-circulant layer are computed per frequency, but the pre-gains {pre.tolist()} tell "
+                "cosine and sine of a frequency apart: average each pair (post-gains may differ)"
             )
         index = range(d) if self.gains is None else self.gains.index.tolist()
         self._kept = Band.of(d, sorted({(i + 1) // 2 for i in index}))
@@ -107,7 +107,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
             return most.square()
         X, D = (_spectrum(t, band).unflatten(0, (B, T)).permute(3, 0, 1, 2) for t in blocks)
         norms = token_norms(X.flatten(0, 1), D.flatten(0, 1)).clamp(min=0).sqrt().view(X.shape[:2]).T
-        return (norms + most - length).square() + 8 * torch.finfo(dA.dtype).eps * most.square()
+        return (norms + most * (1 + T * torch.finfo(dA.dtype).eps) - length).square()
 
     def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(self.module.weight.dtype, torch.float32)  # whatever autocast made of them
