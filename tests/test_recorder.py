@@ -178,6 +178,10 @@ def test_activation_checkpointing():
     torch.testing.assert_close(captures[model[0]][0].dA, plain_output_gradients(model, x)[0])
 
 
+def hooks():
+    return [*torch_module._global_forward_hooks, *torch_module._global_forward_pre_hooks]
+
+
 class TestTheModelStaysOrdinary:
     def test_no_trace_on_the_model(self):
         model = small_model()
@@ -199,16 +203,29 @@ class TestTheModelStaysOrdinary:
 
     def test_after_removal_training_is_plain_again(self):
         model = small_model()
+        before = hooks()
         watch(model).remove()
         model(images()).sum().backward()
         assert model[0].weight.grad is not None
-        assert not torch_module._global_forward_hooks
-        assert not torch_module._global_forward_pre_hooks
+        assert hooks() == before
+
+    def test_the_latest_recorder_of_a_model_wins(self):
+        """As when a model is made private a second time: two at once would hide each other's gradients."""
+        model, before = small_model(), hooks()
+        first = watch(model)
+        second = watch(nn.Sequential(model))
+        model(images()).sum().backward()
+        assert first.take() == {}
+        assert set(second.take()) == {model[0], model[3]}
+        second.remove()
+        assert hooks() == before
 
     def test_a_forgotten_recorder_removes_itself(self):
         model = small_model()
+        gc.collect()
+        before = hooks()
         recorder = watch(model)
         model(images()).sum().backward()
         del recorder
         gc.collect()
-        assert not torch_module._global_forward_hooks
+        assert hooks() == before

@@ -47,6 +47,9 @@ class Recorder:
 
     def __init__(self, watched: Mapping[nn.Module, Iterable[nn.Parameter]]) -> None:
         self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
+        for other in [r for r in _LIVE if not r._watched.keys().isdisjoint(self._watched)]:
+            other.remove()  # two would hide each other's gradients: the latest wins
+        _LIVE.add(self)
         self._paused = False
         self._captures: dict[nn.Module, list[Capture]] = {}
         self._frozen: dict[nn.Module, list[tuple[nn.Parameter, ...]]] = {}
@@ -84,6 +87,7 @@ class Recorder:
 
     def remove(self) -> None:
         """Stops watching and forgets everything."""
+        _LIVE.discard(self)
         self._finalizer()
         self._captures = {}
 
@@ -136,6 +140,9 @@ class Recorder:
 
         tensor.register_hook(capture)
         return output
+
+
+_LIVE: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class _Anchor(torch.autograd.Function):
