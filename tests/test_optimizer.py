@@ -155,6 +155,7 @@ class TestOneStep:
         model = None
         for reduction in ("mean", "sum"):
             model, optimizer = self.make(model, loss_reduction=reduction)
+            optimizer.zero_grad()
             getattr(self.loss(model, x), reduction)().backward()
             before = [p.detach().clone() for p in model.parameters()]
             optimizer.step()
@@ -181,6 +182,7 @@ class TestOneStep:
         model = None
         for data, k in ((x, 1), (views, 3)):
             model, optimizer = self.make(model, views=k)
+            optimizer.zero_grad()
             optimizer.original.param_groups[0]["lr"] = 0.0
             self.loss(model, data).mean().backward()
             optimizer.step()
@@ -224,6 +226,31 @@ class TestOneStep:
         self.loss(model, torch.randn(2, 6, dtype=torch.float64)).mean().backward()
         optimizer.step()
         with pytest.raises(RuntimeError, match="without a backward pass"):
+            optimizer.step()
+        optimizer.gradients.remove()
+
+    @pytest.mark.parametrize("set_to_none", [True, False])
+    def test_uses_of_a_parameter_outside_its_layer_are_refused(self, set_to_none):
+        """Plain autograd gives them an un-clipped, un-noised gradient; silently dropping it would be no better."""
+        model, optimizer = self.make()
+        x = torch.randn(2, 6, dtype=torch.float64)
+        self.loss(model, x).mean().backward()
+        optimizer.step()
+        self.loss(model, x).mean().backward()
+        optimizer.step()  # without zero_grad: what lies there has been released
+        optimizer.zero_grad(set_to_none=set_to_none)
+        (self.loss(model, x).mean() + nn.functional.linear(x, model[0].weight).mean()).backward()
+        with pytest.raises(RuntimeError, match=r"\(5, 6\).*outside its layer"):
+            optimizer.step()
+        optimizer.gradients.remove()
+
+    def test_such_a_use_is_noticed_without_zero_grad_too(self):
+        model, optimizer = self.make()
+        x = torch.randn(2, 6, dtype=torch.float64)
+        self.loss(model, x).mean().backward()
+        optimizer.step()
+        (self.loss(model, x).mean() + model[0].weight.square().sum()).backward()
+        with pytest.raises(RuntimeError, match="weight_decay"):
             optimizer.step()
         optimizer.gradients.remove()
 

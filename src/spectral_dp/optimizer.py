@@ -85,6 +85,7 @@ class PrivateOptimizer(Optimizer):
         self._current_batch = current_batch
         self._before_release = before_release
         self._sums: dict[nn.Parameter, Tensor] = {}
+        self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # the last one, and how often it had been changed
         self._check_parameters()
         # What torch.optim.Optimizer.__init__ would set up, without new parameter groups.
         self._optimizer_step_pre_hooks: dict[int, Any] = {}
@@ -155,6 +156,7 @@ class PrivateOptimizer(Optimizer):
         """Clips every sample of the physical batch and adds it to the sums."""
         batches = self.gradients.take_all(self.views)
         self._check_samples(batches)
+        self._check_no_other_gradients()
         for batch in batches:
             self._add(batch)
 
@@ -189,6 +191,7 @@ class PrivateOptimizer(Optimizer):
                 self.gradients.observe(parameter, noisy, self.noise_multiplier * clipped.sensitivity(self.relation))
                 gradient = self.gradients.gradient(parameter, noisy) / self.expected_batch_size
                 parameter.grad = gradient.to(parameter.dtype)
+                self._released[parameter] = (parameter.grad, parameter.grad._version)
         self.steps += 1
         self.gradients.begin_step(self.steps)
 
@@ -204,6 +207,19 @@ class PrivateOptimizer(Optimizer):
                 "(Two losses of the same samples: add them and call backward() once. Another model than the one made "
                 "private? Train the one that make_private returned.)"
             )
+
+    def _check_no_other_gradients(self) -> None:
+        """Plain gradients of trained parameters come from uses outside their layers, which nobody clips."""
+        for parameter in self.gradients.trained:
+            if (grad := parameter.grad) is None:
+                continue
+            tensor, version = self._released.get(parameter, (None, 0))
+            if (grad is not tensor or grad._version != version) and bool(grad.any()):
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} got a gradient outside its layer's forward pass, "
+                    "which is neither clipped nor noised: use parameters through their layers only, and replace "
+                    "penalties in the loss by the optimizer's weight_decay. (Left from before? Call zero_grad first)"
+                )
 
     def _check_parameters(self) -> None:
         mine = {p for group in self.param_groups for p in group["params"]}
