@@ -138,6 +138,28 @@ class TestSharing:
         assert relative_error(batch.squared_norms()[0], norm_of(expected)) < TOLERANCE
 
 
+@pytest.mark.filterwarnings("ignore:no rule for")
+def test_autocast():
+    """Inputs and gradients come in bfloat16; norms and sums are taken in the precision of the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(),
+        nn.Linear(144, 6), nn.LayerNorm(6), Scaled(), nn.Linear(6, 3),
+    )  # fmt: skip
+    x = images().float()
+    gradients = ModelGradients(model)
+    norms = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            out = model(x)
+        out.float().square().sum().backward()
+        batch = gradients.take()
+        norms.append(batch.squared_norms())
+        assert all(v.dtype == torch.float32 for v in batch.clipped_sums(torch.ones(4)).values())
+    gradients.remove()
+    torch.testing.assert_close(norms[1], norms[0], rtol=0.1, atol=1e-3)
+
+
 class TestWhatIsTrained:
     def test_frozen_parameters_are_not_released_and_cost_nothing(self):
         model = small_cnn()

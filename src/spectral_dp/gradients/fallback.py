@@ -50,14 +50,19 @@ class FallbackRule(Rule[nn.Module]):
 
     def per_sample(self, x: Call, dA: Tensor) -> dict[str, Tensor]:
         trained = {name: p.detach() for name, p in self.parameters().items() if p.requires_grad}
-        if len(dA) == 0:
+        if len(dA) == 0 or not trained:
             return {name: p.new_zeros(0, *p.shape) for name, p in trained.items()}
         batch = len(dA)
 
         def is_batched(value: Any) -> bool:
             return isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch
 
-        batched = [v.detach() for v in (*x.args, *x.kwargs.values()) if is_batched(v)]
+        dtype = next(iter(trained.values())).dtype  # under autocast the inputs may have come in another
+
+        def prepared(value: Tensor) -> Tensor:
+            return value.detach().to(dtype) if value.is_floating_point() else value
+
+        batched = [prepared(v) for v in (*x.args, *x.kwargs.values()) if is_batched(v)]
 
         def inner_product(parameters: dict[str, Tensor], inputs: list[Tensor], dA_b: Tensor) -> Tensor:
             remaining = iter(inputs)
@@ -67,7 +72,7 @@ class FallbackRule(Rule[nn.Module]):
             return (out * dA_b[None]).sum()
 
         try:
-            return vmap(grad(inner_product), in_dims=(None, 0, 0))(trained, batched, dA)
+            return vmap(grad(inner_product), in_dims=(None, 0, 0))(trained, batched, dA.to(dtype))
         except RuntimeError as error:
             if "random" not in str(error):
                 raise
