@@ -336,9 +336,9 @@ def get_transform(transform: TransformName | Transform) -> Transform:
 
 @lru_cache(maxsize=128)
 def _basis(transform: Transform, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    n = math.prod(shape)
-    unit_signals = torch.eye(n, dtype=torch.float64).unflatten(-1, shape)
-    return transform._fast(unit_signals, len(shape)).flatten(1).T.contiguous().to(device, dtype)
+    with torch.inference_mode(False):  # it is cached: an inference tensor could not be used in training later
+        unit_signals = torch.eye(math.prod(shape), dtype=torch.float64).unflatten(-1, shape)
+        return transform._fast(unit_signals, len(shape)).flatten(1).T.contiguous().to(device, dtype)
 
 
 def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:

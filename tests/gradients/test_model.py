@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spectral_dp.clipping import clip_factors
-from spectral_dp.filters import LowPass, PaperBand
+from spectral_dp.filters import Identity, LowPass, PaperBand
 from spectral_dp.gradients import ModelGradients, Rule, Spectral, conv_norms, register
+from spectral_dp.gradients import rule as rule_module
 from spectral_dp.gradients.conv import KernelConvRule
-from spectral_dp.gradients.rule import _RULES
+from spectral_dp.gradients.rule import _RULES, find_rule
 
 TOLERANCE = 1e-9
 
@@ -414,34 +415,81 @@ def test_control_token_norms_added_up_would_be_caught(monkeypatch):
     assert float((after - before).norm()) > 5 * C
 
 
-def test_the_rounding_of_cancelling_terms_never_loosens_the_clip():
-    """Gram sums cancel here almost entirely in float32: without the margin the norm would come out far too small."""
-    torch.manual_seed(1)
-    x, dA = torch.randn(300, 1, 40), torch.randn(300, 1, 40)
-    x, dA = torch.cat([x, x], 1) * 1e3, torch.cat([dA, -dA * (1 + 1e-5)], 1)
-    from spectral_dp.gradients.rule import token_norms
+def hostile_tokens(tokens, n, m):
+    """Samples made to break a clip, ``x (1, T, n)`` and ``dA (1, T, m)``: what cancels leaves only rounding errors."""
+    signs = torch.tensor([1.0, -1.0]).repeat_interleave(max(tokens // 2, 1)).repeat(2)[:tokens].view(1, tokens, 1)
+    same, one = torch.randn(1, 1, n), torch.randn(1, 1, m)
+    yield torch.randn(1, tokens, n) * 1e6, torch.randn(1, tokens, m) * 1e3
+    yield torch.zeros(1, tokens, n), torch.randn(1, tokens, m)
+    yield same.expand(1, tokens, n) * 1e6, one * signs
+    yield same + 1e-5 * torch.randn(1, tokens, n), one * signs * 1e6
+    yield same.expand(1, tokens, n), one.expand(1, tokens, m)
 
-    exact = (dA.double().mT @ x.double()).flatten(1).square().sum(1)
-    assert bool((token_norms(x, dA).double() >= exact).all())
+
+def contribution(rule, x, dA):
+    """Norm of what one sample adds to the clipped sums."""
+    c = clip_factors(rule.squared_norms(x, dA).double().sqrt(), C)
+    return float(torch.stack([z.double().square().sum() for z in rule.clipped_sum(x, dA, c).values()]).sum().sqrt())
 
 
-@pytest.mark.parametrize("filtered", [False, True])
-def test_cancelling_positions_never_loosen_the_clip_of_a_convolution(filtered):
-    """A nearly constant image and an output gradient of mean zero: in float32 the Gram sum is all rounding error."""
-    module = nn.Conv2d(32, 32, 3, padding=1, bias=False)
-    x = torch.randn(50, 32, 1, 1) + 1e-4 * torch.randn(50, 32, 6, 6)
-    dA = torch.randn(50, 32, 6, 6)
-    dA -= dA.mean((2, 3), keepdim=True)
-    rule = KernelConvRule(module, Spectral(LowPass(0.5)) if filtered else Spectral())
-    geometry = rule._planes(x, dA)[2]
-    projection = rule._projection(dA, counted=True)
-    exact = KernelConvRule(nn.Conv2d(32, 32, 3, padding=1, bias=False).double(), rule.spectral)
-    exact = conv_norms.per_sample(
-        x.double(), dA.double(), geometry, None if projection is None else exact._projection(dA.double(), counted=True)
-    )
-    exact = exact.flatten(1).square().sum(1)
-    ours = conv_norms.gram_squared_norms(x, dA, geometry, projection).double()
-    assert bool((ours >= exact).all())
+@pytest.mark.parametrize("tokens", [1, 2, 4, 64, 4000])
+@pytest.mark.parametrize(("n", "m"), [(6, 5), (200, 300)])
+def test_cancelling_tokens_are_bounded_in_float32(tokens, n, m):
+    """Norm and sum of such a sample are rounding errors, and not the same ones: unguarded, it counts up to 4 C."""
+    rule = find_rule(nn.Linear(n, m))(nn.Linear(n, m), Spectral())
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for x, dA in hostile_tokens(tokens, n, m):
+            assert contribution(rule, x, dA) <= C
+
+
+def test_control_unguarded_token_norms_are_caught(monkeypatch):
+    monkeypatch.setattr(rule_module, "rounded_up", lambda squared, length, terms, from_gram: squared.clamp(min=0))
+    with pytest.raises(AssertionError):
+        test_cancelling_tokens_are_bounded_in_float32(64, 6, 5)
+
+
+@pytest.mark.parametrize("uses_gram", [True, False], ids=["gram", "materialise"])
+@pytest.mark.parametrize("filter", [Identity(), LowPass(0.5), LowPass(0.5, order="clip_then_filter")], ids=repr)
+@pytest.mark.parametrize("padding", [0, 1])
+def test_hostile_images_are_bounded_in_float32(padding, filter, uses_gram, monkeypatch):
+    """Images whose positions cancel, or with all their power where the filter drops it."""
+    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+    module = nn.Conv2d(16, 16, 3, padding=padding, bias=False)
+    rule = KernelConvRule(module, Spectral(filter))
+    checkerboard = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(4, 4)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        flat, mixed = torch.randn(1, 16, 1, 1), torch.randn(1, 16, 8, 8)
+        zero_mean = mixed - mixed.mean((2, 3), keepdim=True)
+        if padding == 0:  # the border is what a flat image does not cancel on
+            zero_mean = zero_mean[..., 1:-1, 1:-1] - zero_mean[..., 1:-1, 1:-1].mean((2, 3), keepdim=True)
+        side = zero_mean.shape[-1]
+        dropped, one_position = torch.zeros(1, 16, 8, 8), torch.zeros(1, 16, side, side)
+        corner = rule.transform.basis((3, 3), dtype=torch.float32)[-1].view(3, 3)  # the highest frequency of a kernel
+        dropped[..., 2:5, 2:5] = flat * corner * 1e6
+        one_position[..., 2 + padding, 2 + padding] = torch.randn(1, 16)
+        cases = [
+            (dropped, one_position),
+            (mixed * 1e6, zero_mean * 1e3),
+            (flat.expand(1, 16, 8, 8).contiguous() * 1e6, zero_mean),
+            (flat + 1e-5 * mixed, zero_mean * 1e6),
+            (flat * checkerboard * 1e6, torch.ones(1, 16, side, side)),
+            (flat * checkerboard * 1e6, flat.expand(1, 16, side, side).contiguous()),
+            (flat * checkerboard * 1e6, (flat * checkerboard)[..., :side, :side].contiguous()),
+        ]
+        for x, dA in cases:
+            assert contribution(rule, x, dA) <= C
+
+
+def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
+    """All power in a dropped coordinate: the norm must not be smaller than the rounding errors of the whole gradient."""
+    rule = KernelConvRule(nn.Conv2d(4, 4, 3, bias=False), Spectral(LowPass(0.5)))
+    x = rule.transform.basis((3, 3), dtype=torch.float32)[-1].view(1, 1, 3, 3).repeat(1, 4, 1, 1) * 1e6
+    dA = torch.ones(1, 4, 1, 1)
+    _, _, geometry = rule._planes(x, dA)
+    norm = conv_norms.gram_squared_norms(x, dA, geometry, rule._projection(dA)).sqrt()
+    assert float(norm) >= 9 * torch.finfo(torch.float32).eps * float(x.norm() * dA.norm())
 
 
 def test_samples_must_stay_in_the_first_dimension():

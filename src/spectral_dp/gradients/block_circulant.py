@@ -67,7 +67,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         if self.trains("weight"):
             total = total + self._powers(x, dA) @ self._norm_weights.to(dA)
         if self.trains("bias"):
-            total = total + dA.sum(1).square().sum(1)
+            total = total + torch.linalg.vector_norm(_over_tokens(dA), dim=1).square()
         return total
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
             total = block_sum(self._kept, *self._blocks(x, dA), c.repeat_interleave(dA.shape[1]))
             sums["weight"] = total if self.gains is None else self.analyse(total)
         if self.trains("bias"):
-            sums["bias"] = c.to(dA.dtype) @ dA.sum(1)
+            sums["bias"] = c.to(dA.dtype) @ _over_tokens(dA)
         return sums
 
     def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
             g = torch.einsum("btri,btrj,rk->bijk", D, X, V)
             out["weight"] = g if self.gains is None else self.analyse(g, counted=True)
         if self.trains("bias"):
-            out["bias"] = dA.sum(1)
+            out["bias"] = _over_tokens(dA)
         return out
 
     def _powers(self, x: Tensor, dA: Tensor) -> Tensor:
@@ -116,6 +116,10 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
     def _blocks(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:  # (B, T, n) -> (B T, ceil(n / d), d) each
         d = self.module.block_size
         return to_blocks(x.flatten(0, 1), d), to_blocks(dA.flatten(0, 1), d)
+
+
+def _over_tokens(dA: Tensor) -> Tensor:
+    return dA[:, 0] if dA.shape[1] == 1 else dA.sum(1)
 
 
 def _lengths(blocks: Tensor, band: Band) -> tuple[Tensor, Tensor]:

@@ -51,12 +51,17 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         sums = {}
         formed, self._formed = self._formed, None
         if self.trains("weight"):
+            c_weight = c.to(self.module.weight.dtype)
             if formed is not None and formed[0] is dA:
-                total = conv_norms.sum_samples(formed[1], c.to(self.module.weight.dtype))
+                total = conv_norms.sum_samples(formed[1], c_weight)
             else:
                 plane, dA_plane, geometry = self._planes(x, dA)
                 projection = self._projection(dA_plane)
-                total = conv_norms.weighted_gradient(plane, dA_plane, c.to(plane.dtype), geometry, projection)
+                if len(dA) == 0 or self.uses_gram(plane, dA_plane, geometry, self._projection(dA_plane, counted=True)):
+                    total = conv_norms.weighted_gradient(plane, dA_plane, c_weight, geometry, projection)
+                else:  # formed again the same way: rounding errors that the norm did not see would not be clipped
+                    chunks = conv_norms.sample_gradients(plane, dA_plane, geometry, projection)[1]
+                    total = conv_norms.sum_samples(chunks, c_weight)
             sums["weight"] = total.reshape(self.coefficient_shape("weight"))
         if self.trains("bias"):
             positions = _over_positions(dA, self.module.weight.dtype)

@@ -21,6 +21,7 @@ Padding is zero padding; for any other kind pad x first and pass padding (0, 0).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_dp.gradients.rule import GRAM_ROUNDING
+from spectral_dp.gradients.rule import rounded_up
 
 CHUNK_BYTES = 4 * 2**20
 
@@ -111,18 +112,23 @@ def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projecti
             tap_gram, grad_gram = _shifted_grams(x[rows], grad[rows], geometry)
         else:
             tap_gram, grad_gram = _filtered_grams(x[rows], grad[rows], geometry, projection)
-        inner = torch.linalg.vecdot(tap_gram.flatten(1), grad_gram.flatten(1)) + _margin(tap_gram, grad_gram)
+        inner = torch.linalg.vecdot(tap_gram.flatten(1), grad_gram.flatten(1))
+        lengths = tap_gram.diagonal(dim1=1, dim2=2) * grad_gram.diagonal(dim1=1, dim2=2)
+        inner = rounded_up(inner, lengths.clamp(min=0).sqrt().sum(1), positions, from_gram=True)
         squared.append(inner.view(-1, groups).sum(1))
-    return torch.cat(squared)
+    total = torch.cat(squared)
+    return total if projection is None else _with_leakage(total, x, grad, geometry)
 
 
-def _margin(tap_gram: Tensor, grad_gram: Tensor) -> Tensor:
-    """Rounding error of <A, Q>, to be added so that cancelling terms never make a norm too small.
+def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeometry) -> Tensor:
+    """Adds what rounding lets through the filter: ulps of the whole gradient, of which the norm sees only what is kept.
 
-    The same bound as `rule.rounding_margin`; here the lengths stand on the diagonals.
+    A sample with all its power in dropped coordinates would otherwise have a norm, and a sum clipped by it, of nothing
+    but rounding errors. The gradient is at most sqrt(K) |x| |grad| long.
     """
-    lengths = (tap_gram.diagonal(dim1=1, dim2=2) * grad_gram.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
-    return GRAM_ROUNDING * torch.finfo(lengths.dtype).eps * lengths.square()
+    taps = geometry.kernel[0] * geometry.kernel[1]
+    longest = math.sqrt(taps) * x.flatten(1).norm(dim=1) * grad.flatten(1).norm(dim=1)
+    return (squared.sqrt() + taps * torch.finfo(x.dtype).eps * longest).square()
 
 
 def weighted_gradient(

@@ -13,6 +13,7 @@ several times, in one layer or many, has its gradients added before the norm is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -146,6 +147,13 @@ class ModelGradients:
         ]
         return [(block, parameters) for block, parameters in with_parameters if parameters]
 
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Rules run without autograd, in full precision, and are not recorded when they call a module."""
+        device = next(iter(self._owners)).device.type
+        with torch.no_grad(), torch.autocast(device, enabled=False), self._recorder.paused():
+            yield
+
     def remove(self) -> None:
         """Stops watching the model and leaves no trace on it."""
         self._recorder.remove()
@@ -170,7 +178,7 @@ class RecordedBatch:
 
     def squared_norms(self) -> Tensor:
         """Returns ``||z_b||²`` of every trained block, ``(L, B)`` in float64; zeros where it was not used."""
-        with torch.no_grad(), self._gradients._recorder.paused():
+        with self._gradients._undisturbed():
             rows = [_block_norms(uses, self.size) for uses in self._uses]
             return torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, self.size)
 
@@ -183,7 +191,7 @@ class RecordedBatch:
         """
         gradients = self._gradients
         sums: dict[nn.Parameter, Tensor] = {}
-        with torch.no_grad(), gradients._recorder.paused():
+        with gradients._undisturbed():
             for row, uses in zip(c.expand(len(self._uses), self.size), self._uses, strict=True):
                 for rule, x, dA in uses:
                     x, dA = _without(row == 0, x, dA)

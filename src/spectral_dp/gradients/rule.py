@@ -205,22 +205,26 @@ def token_norms(x: Tensor, dA: Tensor) -> Tensor:
     tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
     if tokens == 1:
         return _square(x).sum((1, 2)) * _square(dA).sum((1, 2))
+    length = (_square(x).sum(2) * _square(dA).sum(2)).sqrt().sum(1)
     if tokens * (n + m) <= n * m:
         gram = (x @ x.mH) * (dA @ dA.mH).conj()
-        return (gram.real if gram.is_complex() else gram).sum((1, 2)) + rounding_margin(x, dA)
+        return rounded_up((gram.real if gram.is_complex() else gram).sum((1, 2)), length, tokens, from_gram=True)
     pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
-    return torch.cat([_square(d.mH @ v).sum((1, 2)) for v, d in pieces])
+    return rounded_up(torch.cat([_square(d.mH @ v).sum((1, 2)) for v, d in pieces]), length, tokens, from_gram=False)
 
 
-def rounding_margin(x: Tensor, dA: Tensor) -> Tensor:
-    """What to add to a squared norm that was summed from Gram matrices, ``(B,)``.
+def rounded_up(squared_norms: Tensor, length: Tensor, terms: int, *, from_gram: bool) -> Tensor:
+    """Squared norms of sums of ``terms`` vectors of total ``length``, plus what rounding can have hidden; all ``(B,)``.
 
-    Formal guarantee. Terms of either sign can cancel in such a sum, and then its rounding error, a few ulps of
-    ``(sum_t |x_t| |dA_t|)²``, can exceed the norm itself: a sample made for it would be clipped too little. Adding the
-    error's bound keeps the clip on the private side. The position dimension of both is 1, features are 2.
+    Formal guarantee. Terms may cancel. Then the norm consists of rounding errors, and so does the sum that is clipped
+    by it, but not of the same ones: a sample made for it would be clipped too little. A sum of ``T`` vectors errs by
+    at most ``T`` ulps of their total length, and a squared norm summed from Gram matrices by ``GRAM_ROUNDING`` ulps of
+    its square. Added to the norm, both keep the clip on the private side; where nothing cancels they are not
+    noticeable.
     """
-    lengths = (_square(x).sum(2) * _square(dA).sum(2)).sqrt().sum(1)
-    return GRAM_ROUNDING * torch.finfo(lengths.dtype).eps * lengths.square()
+    eps = torch.finfo(length.dtype).eps
+    norms = squared_norms.clamp(min=0).sqrt() + terms * eps * length
+    return norms.square() + (GRAM_ROUNDING * eps * length.square() if from_gram else 0)
 
 
 def _square(t: Tensor) -> Tensor:
