@@ -159,6 +159,53 @@ def test_a_failing_forward_pass_leaves_parameters_trainable():
         assert all(p.requires_grad for p in model.parameters())
 
 
+def test_views_changed_in_place_keep_their_hooks():
+    """Otherwise the layer would silently stay untrained."""
+
+    class Transposing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).transpose(0, 1)
+
+    model = nn.Sequential(nn.Linear(3, 3), Transposing(3, 2), nn.ReLU(inplace=True))
+    with watch(model) as recorder:
+        model(torch.randn(4, 3)).sum().backward()
+        assert set(recorder.take()) == {model[0], model[1]}
+
+
+def test_a_second_output_that_the_loss_uses_is_an_error_not_an_untrained_layer():
+    class Two(nn.Linear):
+        def forward(self, x):
+            out = super().forward(x)
+            return out, {"squares": out.square()}
+
+    layer = Two(3, 2)
+    with watch(layer) as recorder:
+        first, others = layer(torch.randn(4, 3))
+        first.sum().backward()
+        assert len(recorder.take()[layer]) == 1
+        with pytest.raises(RuntimeError, match="other than its first"):
+            others["squares"].sum().backward()
+
+
+def test_an_interrupted_forward_pass_does_not_leave_layers_frozen():
+    class Interrupted(nn.Linear):
+        interrupt = True
+
+        def forward(self, x):
+            if self.interrupt:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    model = nn.Sequential(Interrupted(3, 2))
+    with watch(model) as recorder:
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.randn(4, 3))
+        model[0].interrupt = False
+        model(torch.randn(4, 3)).sum().backward()
+        assert model[0] in recorder.take()
+        assert all(p.requires_grad for p in model.parameters())
+
+
 def test_autocast():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     with watch(model) as recorder:

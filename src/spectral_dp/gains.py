@@ -36,6 +36,11 @@ class Gains:
         return ((_stored(self.pre) > 0) & (_stored(self.post) > 0)).expand(self.pre.shape)
 
     @cached_property
+    def counted(self) -> Tensor:
+        """Which coordinates count in the clipped norm, as booleans."""
+        return (_stored(self.pre) > 0).expand(self.pre.shape)
+
+    @cached_property
     def index(self) -> Tensor:
         """Positions of the kept coordinates in the flattened spectrum, ``(M,)``."""
         return self.kept.flatten().nonzero().squeeze(-1)

@@ -11,13 +11,14 @@ Nothing is attached to the model. The hooks are process-wide and look modules up
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 class Call(NamedTuple):
@@ -52,7 +53,7 @@ class Recorder:
         _LIVE.add(self)
         self._paused = False
         self._captures: dict[nn.Module, list[Capture]] = {}
-        self._frozen: dict[nn.Module, list[tuple[nn.Parameter, ...]]] = {}
+        self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
         this = weakref.ref(self)  # a hook must not keep its recorder alive
 
         def before(module: nn.Module, args: Any) -> None:
@@ -82,6 +83,8 @@ class Recorder:
 
     def take(self) -> dict[nn.Module, list[Capture]]:
         """Returns all recorded uses and forgets them."""
+        for module in list(self._frozen):
+            self._restore(module)
         captures, self._captures = self._captures, {}
         return captures
 
@@ -100,28 +103,33 @@ class Recorder:
     def _before(self, module: nn.Module) -> None:
         if module not in self._watched or self._paused or not torch.is_grad_enabled():
             return
+        self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
         trained = tuple(p for p in self._watched[module] if p.requires_grad)
         for parameter in trained:
             parameter.requires_grad_(False)
-        self._frozen.setdefault(module, []).append(trained)
+        self._frozen[module] = trained
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        stack = self._frozen.get(module)
-        if not stack:
-            return None
-        trained = stack.pop()
+    def _restore(self, module: nn.Module) -> tuple[nn.Parameter, ...]:
+        trained = self._frozen.pop(module, ())
         for parameter in trained:
             parameter.requires_grad_(True)
+        return trained
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        trained = self._restore(module)
         if output is None or not trained:  # the forward pass failed, or there is nothing to record
             return None
         return self._tap(module, Call(args, dict(kwargs)), output)
 
     def _tap(self, module: nn.Module, call: Call, output: Any) -> Any:
-        tensor = first_tensor(output)
-        if not tensor.requires_grad:  # the first layer: make the backward pass come this far all the same
-            # An output that is a view loses its hooks when it is changed in place; a copy of it does not.
-            tensor = _Anchor.apply(tensor.clone() if tensor._is_view() else tensor, _anchor(tensor))  # type: ignore[no-untyped-call]
-            output = _replace_first(output, tensor)
+        leaves, structure = tree_flatten(output)
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if not tensors:
+            raise TypeError(f"{type(module).__name__} has trained parameters but returned no tensor of real numbers")
+        for i in tensors:
+            leaves[i] = _hookable(leaves[i])
+        for i in tensors[1:]:
+            leaves[i].register_hook(_refuse_second_output(module))
         inputs = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)]
         versions = [v._version for v in inputs]
         this = weakref.ref(self)
@@ -138,8 +146,27 @@ class Recorder:
                 Capture(_detached(call), dA.detach(), torch._C._current_graph_task_id())
             )
 
-        tensor.register_hook(capture)
-        return output
+        leaves[tensors[0]].register_hook(capture)
+        return tree_unflatten(leaves, structure)
+
+
+def _hookable(tensor: Tensor) -> Tensor:
+    """A tensor that the backward pass reaches and whose hooks survive in-place operations."""
+    if tensor._is_view():  # changed in place, a view loses its hooks
+        tensor = tensor.clone()
+    if not tensor.requires_grad:  # the first layer: make the backward pass come this far all the same
+        tensor = _Anchor.apply(tensor, _anchor(tensor))  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _refuse_second_output(module: nn.Module) -> Callable[[Tensor], None]:
+    def refuse(_: Tensor) -> None:
+        raise RuntimeError(
+            f"the loss depends on an output of {type(module).__name__} other than its first, whose gradient is not "
+            "recorded: use the first output only (of an LSTM: out[:, -1] rather than h), or register a rule for it"
+        )
+
+    return refuse
 
 
 _LIVE: weakref.WeakSet[Recorder] = weakref.WeakSet()
@@ -158,19 +185,6 @@ class _Anchor(torch.autograd.Function):
         return None, None
 
 
-def first_tensor(output: Any) -> Tensor:
-    """Returns the output of a module, or the first tensor of a tuple of outputs."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, tuple | list):
-        for value in output:
-            if isinstance(value, Tensor):
-                return value
-    raise TypeError(
-        f"expected a module to return a tensor or a tuple that starts with one, got {type(output).__name__}"
-    )
-
-
 def _anchor(like: Tensor) -> Tensor:
     return torch.empty(0, device=like.device, requires_grad=True)
 
@@ -180,13 +194,6 @@ def _detached(call: Call) -> Call:
         return value.detach() if isinstance(value, Tensor) else value
 
     return Call(tuple(map(detach, call.args)), {name: detach(value) for name, value in call.kwargs.items()})
-
-
-def _replace_first(output: Any, tensor: Tensor) -> Any:
-    if isinstance(output, Tensor):
-        return tensor
-    position = next(i for i, value in enumerate(output) if isinstance(value, Tensor))
-    return type(output)([*output[:position], tensor, *output[position + 1 :]])
 
 
 def _remove_all(handles: list[Any]) -> None:

@@ -17,6 +17,7 @@ from spectral_dp.gradients import ModelGradients, Rule, Spectral, conv_norms, re
 from spectral_dp.gradients import rule as rule_module
 from spectral_dp.gradients.conv import KernelConvRule
 from spectral_dp.gradients.rule import _RULES, find_rule
+from spectral_dp.layers import BlockCirculantLinear
 
 TOLERANCE = 1e-9
 
@@ -159,6 +160,61 @@ def test_autocast():
         assert all(v.dtype == torch.float32 for v in batch.clipped_sums(torch.ones(4)).values())
     gradients.remove()
     torch.testing.assert_close(norms[1], norms[0], rtol=0.1, atol=1e-3)
+
+
+class TestTheModelIsChangedAfterwards:
+    def test_a_new_head_is_refused(self):
+        """Its gradients would bypass clipping and noise."""
+        model = small_cnn()
+        gradients = ModelGradients(model)
+        model[8] = nn.Linear(5, 3).double()
+        model(images()).sum().backward()
+        with pytest.raises(ValueError, match=r"8\.weight.*not there"):
+            gradients.take()
+        gradients.remove()
+
+    @pytest.mark.filterwarnings("ignore:no rule for")
+    def test_buffers_that_learn_from_raw_data_are_refused(self):
+        class RunningMean(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(6))
+                self.register_buffer("mean", torch.zeros(6))
+
+            def forward(self, x):
+                with torch.no_grad():
+                    self.mean.lerp_(x.mean(0), 0.1)
+                return x * self.weight
+
+        model = nn.Sequential(RunningMean())
+        gradients = ModelGradients(model)
+        model(torch.randn(3, 6)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"0\.mean.*raw data"):
+            gradients.take()
+        gradients.remove()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_are_clipped_in_float32(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)).to(dtype)
+    gradients = ModelGradients(model)
+    model(torch.randn(1, 40, dtype=dtype) * 100).square().sum().backward()
+    batch = gradients.take()
+    c = clip_factors(batch.squared_norms().sum(0).sqrt(), C)
+    sums = batch.clipped_sums(c)
+    gradients.remove()
+    assert all(v.dtype == torch.float32 for v in sums.values())
+    norm = float(torch.stack([v.double().square().sum() for v in sums.values()]).sum().sqrt())
+    assert 0.99 * C < norm <= C
+
+
+@pytest.mark.filterwarnings("ignore:no rule for")
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+def test_weights_computed_by_old_style_hooks():
+    """``weight`` is not a parameter there: the layer's own rule would leave ``weight_g`` and ``weight_v`` untrained."""
+    layer = torch.nn.utils.weight_norm(nn.Linear(6, 6))
+    check(nn.Sequential(layer, nn.Tanh(), nn.Linear(6, 2)).double(), images())
 
 
 class TestWhatIsTrained:
@@ -443,8 +499,57 @@ def test_cancelling_tokens_are_bounded_in_float32(tokens, n, m):
             assert contribution(rule, x, dA) <= C
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 400), lambda: BlockCirculantLinear(4, 400, 4)])
+def test_squares_that_underflow_do_not_hide_a_sample(make, tokens):
+    """An enormous input, a vanishing output gradient: their product is large, the square of the small one is zero."""
+    module = make()
+    rule = find_rule(module)(module, Spectral())
+    for small in (1e-18, 1e-19, 2e-20, 1e-22):
+        x, dA = torch.full((1, tokens, 4), 1e18), torch.full((1, tokens, 400), small)
+        moved = {name: value * 1000 for name, value in rule.clipped_sum(x, dA, clipped_for_mean(rule, x, dA)).items()}
+        assert float(torch.stack([z.double().square().sum() for z in moved.values()]).sum().sqrt()) <= C
+
+
+def clipped_for_mean(rule, x, dA, batch=1000):
+    """Factors as for a mean over a thousand samples, which is undone after the norm has been taken."""
+    return clip_factors((rule.squared_norms(x, dA).double() * batch**2).sqrt(), C)
+
+
+def test_underflow_in_a_gram_norm():
+    module = nn.Conv2d(2, 400, 3, bias=False)
+    rule = KernelConvRule(module, Spectral())
+    x, dA = torch.full((1, 2, 5, 5), 1e18), torch.full((1, 400, 3, 3), 2e-20)
+    geometry = rule._planes(x, dA)[2]
+    exact = conv_norms.per_sample(x.double(), dA.double(), geometry).flatten(1).norm(dim=1)
+    assert float(conv_norms.gram_squared_norms(x, dA, geometry).sqrt()) >= float(exact)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Embedding(3, 4), lambda: Reused(nn.Conv1d(1, 1, 3, padding=1))])
+def test_cancelling_uses_do_not_wipe_out_other_samples(make):
+    """Norm zero, but huge terms in the shared sum: their rounding would erase what the others contributed."""
+    torch.manual_seed(0)
+    model = make()
+    gradients = ModelGradients(model)
+    embedding = isinstance(model, nn.Embedding)
+    x = torch.zeros(50, 6, dtype=torch.long) if embedding else torch.randn(50, 1, 6)
+    dA = torch.randn(50, 6, 4) if embedding else torch.randn(50, 1, 6)
+    signs = torch.tensor([1.0, -1.0]).repeat(3).view((1, 6, 1) if embedding else (1, 1, 6)) * 2.0**33
+
+    def release(rows):
+        huge = signs.expand_as(dA[:1])
+        (model(x[:rows]) * torch.cat([dA[: rows - 1], huge if rows == 50 else dA[rows - 1 : rows]])).sum().backward()
+        batch = gradients.take()
+        c = clip_factors(batch.squared_norms().sum(0).sqrt(), C)
+        return torch.cat([v.double().flatten() for v in batch.clipped_sums(c).values()])
+
+    moved = release(50) - release(49)
+    gradients.remove()
+    assert float(moved.norm()) <= C * (1 + 1e-4)
+
+
 def test_control_unguarded_token_norms_are_caught(monkeypatch):
-    monkeypatch.setattr(rule_module, "rounded_up", lambda squared, length, terms, from_gram: squared.clamp(min=0))
+    monkeypatch.setattr(rule_module, "rounded_up", lambda squared, *_, from_gram: squared.clamp(min=0))
     with pytest.raises(AssertionError):
         test_cancelling_tokens_are_bounded_in_float32(64, 6, 5)
 
@@ -483,7 +588,7 @@ def test_hostile_images_are_bounded_in_float32(padding, filter, uses_gram, monke
 
 
 def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
-    """All power in a dropped coordinate: the norm must not be smaller than the rounding errors of the whole gradient."""
+    """All power in a dropped coordinate: the norm must not be below the rounding errors of the whole gradient."""
     rule = KernelConvRule(nn.Conv2d(4, 4, 3, bias=False), Spectral(LowPass(0.5)))
     x = rule.transform.basis((3, 3), dtype=torch.float32)[-1].view(1, 1, 3, 3).repeat(1, 4, 1, 1) * 1e6
     dA = torch.ones(1, 4, 1, 1)

@@ -110,8 +110,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         return (norms + most * (1 + T * torch.finfo(dA.dtype).eps) - length).square()
 
     def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(self.module.weight.dtype, torch.float32)  # whatever autocast made of them
-        return as_tokens(x.to(dtype)), as_tokens(dA.to(dtype))
+        return as_tokens(x.to(self.dtype)), as_tokens(dA.to(self.dtype))
 
     def _blocks(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:  # (B, T, n) -> (B T, ceil(n / d), d) each
         d = self.module.block_size
@@ -132,7 +131,8 @@ def _lengths(blocks: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     else:
         lengths = _spectrum(blocks, band).norm(dim=1)
     error = 2 * band.d * torch.finfo(blocks.dtype).eps  # d ulps, for the norm and again for the sum
-    return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None]
+    underflow = math.sqrt(blocks[0].numel() * torch.finfo(blocks.dtype).tiny) if len(blocks) else 0.0  # of the squares
+    return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None] + underflow
 
 
 def _short_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         return tuple(self.module.kernel_size)
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=self.module.weight.dtype)
+        total = dA.new_zeros(len(dA), dtype=self.dtype)
         if self.trains("weight") and len(dA):
             plane, dA_plane, geometry = self._planes(x, dA)
             projection = self._projection(dA_plane, counted=True)
@@ -51,7 +51,7 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         sums = {}
         formed, self._formed = self._formed, None
         if self.trains("weight"):
-            c_weight = c.to(self.module.weight.dtype)
+            c_weight = c.to(self.dtype)
             if formed is not None and formed[0] is dA:
                 total = conv_norms.sum_samples(formed[1], c_weight)
             else:
@@ -64,7 +64,7 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
                     total = conv_norms.sum_samples(chunks, c_weight)
             sums["weight"] = total.reshape(self.coefficient_shape("weight"))
         if self.trains("bias"):
-            positions = _over_positions(dA, self.module.weight.dtype)
+            positions = _over_positions(dA, self.dtype)
             sums["bias"] = c.to(positions.dtype) @ positions
         return sums
 
@@ -74,7 +74,7 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
             plane, dA_plane, geometry = self._planes(x, dA)
             out["weight"] = conv_norms.per_sample(plane, dA_plane, geometry, self._projection(dA_plane, counted=True))
         if self.trains("bias"):
-            out["bias"] = _over_positions(dA, self.module.weight.dtype)
+            out["bias"] = _over_positions(dA, self.dtype)
         return out
 
     def uses_gram(self, x: Tensor, dA: Tensor, geometry: ConvGeometry, projection: Tensor | None) -> bool:
@@ -93,7 +93,7 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
 
     def _planes(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, ConvGeometry]:
         """Input, output gradient and geometry as those of a zero-padded 2-D convolution, in the weight's dtype."""
-        x, dA = x.to(self.module.weight.dtype), dA.to(self.module.weight.dtype)
+        x, dA = x.to(self.dtype), dA.to(self.dtype)
         x, padding = explicitly_padded(self.module, x)
         module = self.module
         if isinstance(module, nn.Conv1d):

@@ -104,6 +104,7 @@ def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projecti
     if projection is not None and _preserves_norms(projection):
         projection = None
     by_shifts = projection is None and geometry.stride == (1, 1)
+    tap_numbers = geometry.kernel[0] * geometry.kernel[1] * x.shape[1] // groups
     positions = x.shape[2] * x.shape[3] if by_shifts else grad.shape[2] * grad.shape[3]
 
     squared = []
@@ -113,8 +114,8 @@ def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projecti
         else:
             tap_gram, grad_gram = _filtered_grams(x[rows], grad[rows], geometry, projection)
         inner = torch.linalg.vecdot(tap_gram.flatten(1), grad_gram.flatten(1))
-        lengths = tap_gram.diagonal(dim1=1, dim2=2) * grad_gram.diagonal(dim1=1, dim2=2)
-        inner = rounded_up(inner, lengths.clamp(min=0).sqrt().sum(1), positions, from_gram=True)
+        taps, outer = (gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for gram in (tap_gram, grad_gram))
+        inner = rounded_up(inner, taps, outer, tap_numbers, grad.shape[1] // groups, from_gram=True)
         squared.append(inner.view(-1, groups).sum(1))
     total = torch.cat(squared)
     return total if projection is None else _with_leakage(total, x, grad, geometry)

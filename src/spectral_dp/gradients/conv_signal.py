@@ -69,7 +69,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         return super().coefficient_shape(name)
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=self.module.weight.dtype)
+        total = dA.new_zeros(len(dA), dtype=self.dtype)
         if self.trains("weight") and len(dA):
             X, A = self._spectra(x, dA, counted=True)
             power = (X.abs().square().sum(-1) * A.abs().square().sum(-1)).sum(-1)  # over channels, then groups: (F, B)
@@ -81,14 +81,14 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
         sums = {}
         if self.trains("weight") and len(dA) == 0:
-            sums["weight"] = dA.new_zeros(self.coefficient_shape("weight"), dtype=self.module.weight.dtype)
+            sums["weight"] = dA.new_zeros(self.coefficient_shape("weight"), dtype=self.dtype)
         elif self.trains("weight"):
             X, A = self._spectra(x, dA, counted=False)
             weighted = A.conj() * c.to(X.real.dtype).view(-1, 1, 1)
             G = weighted.permute(0, 2, 3, 1) @ X.permute(0, 2, 1, 3)  # (F, groups, Cog, Cig)
             sums["weight"] = self._kept.real_coordinates(G.flatten(1, 2).movedim(0, -1))
         if self.trains("bias"):
-            sums["bias"] = c.to(self.module.weight.dtype) @ self._biases(dA)
+            sums["bias"] = c.to(self.dtype) @ self._biases(dA)
         return sums
 
     def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
@@ -111,7 +111,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
 
     def _spectra(self, x: Tensor, dA: Tensor, *, counted: bool) -> tuple[Tensor, Tensor]:
         """``X (F, B, groups, Cig)``, with the factor ``sqrt|N|``, and ``A (F, B, groups, Cog)``."""
-        module, dtype = self.module, self.module.weight.dtype
+        module, dtype = self.module, self.dtype
         x, padding = explicitly_padded(module, x.to(dtype))
         x = F.pad(x, [p for n in reversed(padding) for p in (n, n)])
         self._fix_size(tuple(x.shape[2:]))
@@ -133,7 +133,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
             )
 
     def _biases(self, dA: Tensor) -> Tensor:
-        return dA.to(self.module.weight.dtype).flatten(2).sum(2)
+        return dA.to(self.dtype).flatten(2).sum(2)
 
 
 class _Frequencies:

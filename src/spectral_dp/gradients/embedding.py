@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, register, scale
+from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, register, rounded_up, scale
 
 
 @register(nn.Embedding)
@@ -26,7 +26,7 @@ class EmbeddingRule(Rule[nn.Embedding]):
         super().__init__(module, spectral)
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=self.module.weight.dtype)
+        total = dA.new_zeros(len(dA), dtype=self.dtype)
         if not self.trains("weight") or x.numel() == 0:
             return total
         x, dA = self._positions(x, dA)
@@ -34,13 +34,15 @@ class EmbeddingRule(Rule[nn.Embedding]):
         sample = torch.arange(len(x), device=x.device)[:, None]
         pairs, position = torch.unique(sample * vocabulary + x, return_inverse=True)
         rows = dA.new_zeros(len(pairs), dA.shape[-1]).index_add_(0, position.flatten(), dA.flatten(0, 1))
-        return total.index_add_(0, pairs // vocabulary, rows.square().sum(1))
+        total.index_add_(0, pairs // vocabulary, rows.square().sum(1))
+        lengths = dA.square().sum(2).sqrt()
+        return rounded_up(total, torch.ones_like(lengths), lengths, 1, dA.shape[-1], from_gram=False)
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
         if not self.trains("weight"):
             return {}
         x, dA = self._positions(x, dA)
-        table = torch.zeros_like(self.module.weight, requires_grad=False)
+        table = torch.zeros_like(self.module.weight, dtype=self.dtype, requires_grad=False)
         return {"weight": table.index_add_(0, x.flatten(), scale(dA, c).flatten(0, 1))}
 
     def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
@@ -51,7 +53,7 @@ class EmbeddingRule(Rule[nn.Embedding]):
         return {"weight": tables.scatter_add_(1, x[..., None].expand_as(dA), dA)}
 
     def _positions(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
-        x, dA = as_tokens(x[..., None]).squeeze(-1), as_tokens(dA.to(self.module.weight.dtype))
+        x, dA = as_tokens(x[..., None]).squeeze(-1), as_tokens(dA.to(self.dtype))
         if self.module.padding_idx is not None:  # its row is not trained
             dA = dA.masked_fill((x == self.module.padding_idx)[..., None], 0)
         return x, dA

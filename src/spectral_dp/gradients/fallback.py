@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_leaves
 
 from spectral_dp.gradients.rule import Rule, Spectral
-from spectral_dp.recorder import Call, first_tensor
+from spectral_dp.recorder import Call
 
 _warned: set[type[nn.Module]] = set()
 
@@ -22,7 +23,8 @@ _warned: set[type[nn.Module]] = set()
 class FallbackRule(Rule[nn.Module]):
     """Rule of a module without one; covers the parameters of its submodules too.
 
-    Its recorded input is a :class:`Call`, and ``dA`` belongs to the module's (first) output tensor.
+    Its recorded input is a :class:`Call`, and ``dA`` belongs to the module's (first) output tensor. Tensor arguments
+    whose first dimension is the batch size are taken to hold one entry a sample: keep what samples share in buffers.
     """
 
     def __init__(self, module: nn.Module, spectral: Spectral) -> None:
@@ -49,7 +51,7 @@ class FallbackRule(Rule[nn.Module]):
         return {name: torch.tensordot(c.to(g.dtype), g, dims=1) for name, g in self.per_sample(x, dA).items()}
 
     def per_sample(self, x: Call, dA: Tensor) -> dict[str, Tensor]:
-        trained = {name: p.detach() for name, p in self.parameters().items() if p.requires_grad}
+        trained = {name: p.detach().to(self.dtype) for name, p in self.parameters().items() if p.requires_grad}
         if len(dA) == 0 or not trained:
             return {name: p.new_zeros(0, *p.shape) for name, p in trained.items()}
         batch = len(dA)
@@ -57,10 +59,8 @@ class FallbackRule(Rule[nn.Module]):
         def is_batched(value: Any) -> bool:
             return isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch
 
-        dtype = next(iter(trained.values())).dtype  # under autocast the inputs may have come in another
-
         def prepared(value: Tensor) -> Tensor:
-            return value.detach().to(dtype) if value.is_floating_point() else value
+            return value.detach().to(self.dtype) if value.is_floating_point() else value
 
         batched = [prepared(v) for v in (*x.args, *x.kwargs.values()) if is_batched(v)]
 
@@ -68,15 +68,20 @@ class FallbackRule(Rule[nn.Module]):
             remaining = iter(inputs)
             args = tuple(next(remaining)[None] if is_batched(v) else v for v in x.args)
             kwargs = {k: next(remaining)[None] if is_batched(v) else v for k, v in x.kwargs.items()}
-            out = first_tensor(functional_call(self.module, parameters, args, kwargs))
+            output = functional_call(self.module, parameters, args, kwargs)
+            out = next(t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
             return (out * dA_b[None]).sum()
 
         try:
-            return vmap(grad(inner_product), in_dims=(None, 0, 0))(trained, batched, dA.to(dtype))
+            return vmap(grad(inner_product), in_dims=(None, 0, 0))(trained, batched, dA.to(self.dtype))
         except RuntimeError as error:
-            if "random" not in str(error):
-                raise
+            name = type(self.module).__name__
+            if "random" in str(error):
+                raise RuntimeError(
+                    f"{name} draws random numbers in its forward pass, so running it again gives another result: move "
+                    "its dropout into an nn.Dropout of the model, or set it to zero"
+                ) from error
             raise RuntimeError(
-                f"{type(self.module).__name__} draws random numbers in its forward pass, so running it again gives "
-                "another result: move its dropout into an nn.Dropout of the model, or set it to zero"
+                f"torch.func cannot run {name} one sample at a time ({str(error).splitlines()[0]}): build it from "
+                "standard layers, or register a rule for it (spectral_dp.gradients.register)"
             ) from error

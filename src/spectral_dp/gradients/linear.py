@@ -71,7 +71,7 @@ class LinearRule(Rule[nn.Linear]):
         return out
 
     def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = self.module.weight.dtype
+        dtype = self.dtype
         return as_tokens(x.to(dtype)), as_tokens(dA.to(dtype))
 
     def _inputs(self, x: Tensor, *, counted: bool = False) -> Tensor:

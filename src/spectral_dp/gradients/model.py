@@ -64,10 +64,16 @@ class ModelGradients:
             for name, parameter in layer.rule.parameters().items():
                 self._owners.setdefault(parameter, Owner(layer.rule, name))
         _check_covered(model, self._owners)
+        self._remember_buffers()
         self._recorder = Recorder({layer.rule.module: layer.rule.parameters().values() for layer in layers})
+
+    def _remember_buffers(self) -> None:
+        floating = {name: b for name, b in self._model.named_buffers() if b.is_floating_point()}
+        self._buffers = {name: b._version for name, b in floating.items()}
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of every layer for a step, before it reads any data."""
+        self._remember_buffers()
         for block in self.blocks:
             for layer in block:
                 layer.rule.begin_step(step)
@@ -89,7 +95,7 @@ class ModelGradients:
             views: How many rows of the batch, next to each other, belong to one sample; their gradients are added
                 before the norm is taken.
         """
-        validate(self._model)  # it may have been put in another mode
+        self._check_model()
         captures = self._recorder.take()
         passes = dict.fromkeys(c.backward_pass for recorded in captures.values() for c in recorded)
         return [
@@ -124,7 +130,7 @@ class ModelGradients:
     def zeros(self, parameter: nn.Parameter) -> Tensor:
         """Coefficients of a parameter that no sample contributed to. They are released like any other."""
         rule, name = self._owners[parameter]
-        return parameter.new_zeros(rule.coefficient_shape(name), requires_grad=False)
+        return parameter.new_zeros(rule.coefficient_shape(name), dtype=rule.dtype, requires_grad=False)
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -146,6 +152,21 @@ class ModelGradients:
             for block in self.blocks
         ]
         return [(block, parameters) for block, parameters in with_parameters if parameters]
+
+    def discard(self) -> None:
+        """Forgets what has been recorded."""
+        self._recorder.take()
+
+    def _check_model(self) -> None:
+        """The model may have been changed since, in ways that would let raw data out."""
+        validate(self._model)
+        _check_covered(self._model, self._owners)
+        changed = [name for name, b in self._model.named_buffers() if self._buffers.get(name, b._version) != b._version]
+        if changed:
+            raise RuntimeError(
+                f"buffers {changed} were changed since the last step: what a forward pass writes into a buffer is raw "
+                "data that nobody clips or noises. Use layers that keep no statistics of their input"
+            )
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -175,12 +196,13 @@ class RecordedBatch:
         ]
         self.size = self._common_size()
         self._uses = [_merged(uses) for uses in self._uses]
+        self._formed: dict[int, dict[nn.Parameter, tuple[Use, str, Tensor]]] = {}
 
     def squared_norms(self) -> Tensor:
         """Returns ``||z_b||²`` of every trained block, ``(L, B)`` in float64; zeros where it was not used."""
         with self._gradients._undisturbed():
-            rows = [_block_norms(uses, self.size) for uses in self._uses]
-            return torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, self.size)
+            rows = [self._block_norms(i).double() for i in range(len(self._uses))]
+            return torch.stack(rows) if rows else torch.zeros(0, self.size)
 
     def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
         """Returns ``sum_b c_b z_b`` of every trained parameter, used or not.
@@ -192,13 +214,42 @@ class RecordedBatch:
         gradients = self._gradients
         sums: dict[nn.Parameter, Tensor] = {}
         with gradients._undisturbed():
-            for row, uses in zip(c.expand(len(self._uses), self.size), self._uses, strict=True):
-                for rule, x, dA in uses:
-                    x, dA = _without(row == 0, x, dA)
-                    for name, value in rule.clipped_sum(x, dA, row).items():
-                        parameter = rule.parameter(name)
-                        sums[parameter] = sums[parameter] + value if parameter in sums else value
+            for i, row in enumerate(c.expand(len(self._uses), self.size)):
+                sums |= self._block_sums(i, row)
             return {p: sums[p] if p in sums else gradients.zeros(p) for p in gradients.trained}
+
+    def _block_norms(self, i: int) -> Tensor:
+        uses = self._uses[i]
+        if not uses:
+            return torch.zeros(self.size)
+        if len(uses) == 1:
+            rule, x, dA = uses[0]
+            return rule.squared_norms(x, dA)
+        return torch.stack([z.flatten(1).double().square().sum(1) for _, _, z in self._per_sample(i).values()]).sum(0)
+
+    def _block_sums(self, i: int, c: Tensor) -> dict[nn.Parameter, Tensor]:
+        uses = self._uses[i]
+        if len(uses) > 1:  # of the numbers the norm was taken of: uses may cancel, and their rounding errors do not
+            kept = {p: rule.kept_of_counted(name, z) for p, ((rule, _, _), name, z) in self._per_sample(i).items()}
+            self._formed.pop(i)
+            return {p: torch.tensordot(c.to(z.dtype), _without(c == 0, None, z)[1], dims=1) for p, z in kept.items()}
+        sums = {}
+        for rule, x, dA in uses:
+            for name, value in rule.clipped_sum(*_without(c == 0, x, dA), c).items():
+                sums[rule.parameter(name)] = value
+        return sums
+
+    def _per_sample(self, i: int) -> dict[nn.Parameter, tuple[Use, str, Tensor]]:
+        """Per-sample coordinates of a block that is used several times, added over its uses."""
+        if i not in self._formed:
+            total: dict[nn.Parameter, tuple[Use, str, Tensor]] = {}
+            for use in self._uses[i]:
+                rule, x, dA = use
+                for name, value in rule.per_sample(x, dA).items():
+                    parameter = rule.parameter(name)
+                    total[parameter] = (use, name, total[parameter][2] + value if parameter in total else value)
+            self._formed[i] = total
+        return self._formed[i]
 
     def _common_size(self) -> int:
         sizes = {len(dA): rule for uses in self._uses for rule, _, dA in uses}
@@ -227,6 +278,12 @@ def _layers(model: nn.Module, spectral: dict[str, Spectral]) -> list[Layer]:
         if isinstance(rule, FallbackRule):
             covered.update(module.modules())
         layers.append(Layer(name, rule))
+    if swallowed := [name for name in spectral if dict(model.named_modules()).get(name) in covered]:
+        fallbacks = ", ".join(repr(layer.name) for layer in layers if isinstance(layer.rule, FallbackRule))
+        raise ValueError(
+            f"layers {swallowed} cannot be filtered: they lie inside {fallbacks}, which has parameters of its own and "
+            "no rule, so it is handled as a whole. Move those parameters into layers of their own"
+        )
     if spectral:
         known = ", ".join(repr(layer.name) for layer in layers)
         raise ValueError(f"no trained layer named {', '.join(map(repr, spectral))}: the model has {known}")
@@ -263,7 +320,10 @@ def _check_same_release(members: list[Layer]) -> None:
 def _check_covered(model: nn.Module, owners: Mapping[nn.Parameter, Owner]) -> None:
     for name, parameter in model.named_parameters():
         if parameter not in owners:
-            raise ValueError(f"parameter {name!r} belongs to no layer and would silently stay unprotected")
+            raise ValueError(
+                f"parameter {name!r} was not there when the model was made private, so nothing protects what it "
+                "learns: change the model first, then make it private"
+            )
 
 
 def _input(rule: Rule[Any], call: Call) -> Any:
@@ -296,20 +356,6 @@ def _merged(uses: list[Use]) -> list[Use]:
         merged = rule.merge([(x, dA) for _, x, dA in uses])
         return uses if merged is None else [(rule, *merged)]
     return uses
-
-
-def _block_norms(uses: list[Use], size: int) -> Tensor:
-    if not uses:
-        return torch.zeros(size)
-    if len(uses) == 1:
-        rule, x, dA = uses[0]
-        return rule.squared_norms(x, dA)
-    total: dict[nn.Parameter, Tensor] = {}
-    for rule, x, dA in uses:
-        for name, value in rule.per_sample(x, dA).items():
-            parameter = rule.parameter(name)
-            total[parameter] = total[parameter] + value if parameter in total else value
-    return torch.stack([g.flatten(1).double().square().sum(1) for g in total.values()]).sum(0)
 
 
 def _without(left_out: Tensor, x: Any, dA: Tensor) -> tuple[Any, Tensor]:

@@ -8,7 +8,6 @@ those that normalise over the batch are refused elsewhere.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,7 +21,7 @@ class NormalisationRule(Rule[Normalisation]):
     """Rule of the normalisation layers; coefficients have the parameters' shapes, unfiltered."""
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=self._dtype)
+        total = dA.new_zeros(len(dA), dtype=self.dtype)
         for gradients in self.per_sample(x, dA).values():
             total = total + gradients.flatten(1).square().sum(1)
         return total
@@ -31,17 +30,13 @@ class NormalisationRule(Rule[Normalisation]):
         return {name: (c.to(g.dtype) @ g.flatten(1)).view(g.shape[1:]) for name, g in self.per_sample(x, dA).items()}
 
     def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        x, dA = x.to(self._dtype), dA.to(self._dtype)
+        x, dA = x.to(self.dtype), dA.to(self.dtype)
         out = {}
         if self.trains("weight"):
             out["weight"] = self._over_positions(dA * self._normalised(x))
         if self.trains("bias"):
             out["bias"] = self._over_positions(dA)
         return out
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return next(iter(self.parameters().values())).dtype
 
     def _normalised(self, x: Tensor) -> Tensor:
         module = self.module

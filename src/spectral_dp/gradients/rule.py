@@ -15,6 +15,7 @@ A rule for a layer of your own is a subclass of :class:`Rule`, registered with :
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,11 @@ class Rule(ABC, Generic[Module]):
         """Returns one of them."""
         return self.parameters()[name]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What to compute in, whatever autocast or a half-precision model made of inputs and gradients."""
+        return torch.promote_types(next(iter(self.parameters().values())).dtype, torch.float32)
+
     def trains(self, name: str) -> bool:
         """Returns whether the layer has a parameter of this name that is being trained."""
         parameter = self.module._parameters.get(name)
@@ -156,9 +162,15 @@ class Rule(ABC, Generic[Module]):
         dims = tuple(range(-self.gains.pre.ndim, 0))
         z = self.transform.forward(signal, dims)
         if counted and self.gains.clips_dropped:
-            return (z * self.gains.pre.to(z)).flatten(-len(dims))
+            return (z * self.gains.pre.to(z)).flatten(-len(dims))[..., self.gains.counted.flatten().to(z.device)]
         z = self.gains.compress(z)
         return z if self.gains.kept_pre is None else z * self.gains.kept_pre.to(z)
+
+    def kept_of_counted(self, name: str, z: Tensor) -> Tensor:
+        """Picks, from what :meth:`per_sample` returned, what is released."""
+        if name != "weight" or self.gains is None or not self.gains.clips_dropped:
+            return z
+        return z[..., self.gains.kept.flatten()[self.gains.counted.flatten()].to(z.device)]
 
     def synthesise(self, coefficients: Tensor) -> Tensor:
         """Signal ``(..., *coordinate_shape)`` of kept coordinates ``(..., M)``, after the post-gains."""
@@ -188,8 +200,9 @@ def register(*module_types: type[nn.Module]) -> Callable[[RuleType], RuleType]:
 
 def find_rule(module: nn.Module) -> Callable[[Any, Spectral], Rule[Any]] | None:
     """Returns the registered rule of a layer, or None."""
-    if nn.utils.parametrize.is_parametrized(module):  # its weight is computed: not a parameter of the layer
-        return None
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    if nn.utils.parametrize.is_parametrized(module) or any(name.startswith("weight_") for name in own):
+        return None  # its weight is computed (weight_norm, spectral_norm, prune): not a parameter of the layer
     for ancestor in type(module).__mro__:
         if ancestor in _RULES:
             return _RULES[ancestor] if type(module).forward is ancestor.forward else None
@@ -203,28 +216,44 @@ def token_norms(x: Tensor, dA: Tensor) -> Tensor:
     few samples at a time, whichever is cheaper. Never the sum of the tokens' norms, which is another number.
     """
     tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
+    x_lengths, dA_lengths = _square(x).sum(2).sqrt(), _square(dA).sum(2).sqrt()
     if tokens == 1:
-        return _square(x).sum((1, 2)) * _square(dA).sum((1, 2))
-    length = (_square(x).sum(2) * _square(dA).sum(2)).sqrt().sum(1)
-    if tokens * (n + m) <= n * m:
+        squared, from_gram = (x_lengths * dA_lengths).square().squeeze(1), False
+    elif tokens * (n + m) <= n * m:
         gram = (x @ x.mH) * (dA @ dA.mH).conj()
-        return rounded_up((gram.real if gram.is_complex() else gram).sum((1, 2)), length, tokens, from_gram=True)
-    pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
-    return rounded_up(torch.cat([_square(d.mH @ v).sum((1, 2)) for v, d in pieces]), length, tokens, from_gram=False)
+        squared, from_gram = (gram.real if gram.is_complex() else gram).sum((1, 2)), True
+    else:
+        pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
+        squared, from_gram = torch.cat([_square(d.mH @ v).sum((1, 2)) for v, d in pieces]), False
+    return rounded_up(squared, x_lengths, dA_lengths, n, m, from_gram=from_gram)
 
 
-def rounded_up(squared_norms: Tensor, length: Tensor, terms: int, *, from_gram: bool) -> Tensor:
-    """Squared norms of sums of ``terms`` vectors of total ``length``, plus what rounding can have hidden; all ``(B,)``.
+def rounded_up(
+    squared_norms: Tensor, x_lengths: Tensor, dA_lengths: Tensor, n: int, m: int, *, from_gram: bool
+) -> Tensor:
+    """Squared norms ``(B,)`` of ``sum_t dA_t x_t^T``, plus what rounding can have hidden.
 
     Formal guarantee. Terms may cancel. Then the norm consists of rounding errors, and so does the sum that is clipped
-    by it, but not of the same ones: a sample made for it would be clipped too little. A sum of ``T`` vectors errs by
-    at most ``T`` ulps of their total length, and a squared norm summed from Gram matrices by ``GRAM_ROUNDING`` ulps of
-    its square. Added to the norm, both keep the clip on the private side; where nothing cancels they are not
-    noticeable.
+    by it, but not of the same ones; and squares of very small numbers underflow to zero, though their product with a
+    very large one does not. A sample made for either would be clipped too little. A sum of ``T`` outer products errs by
+    at most ``T`` ulps of their total length, a squared norm summed from Gram matrices by ``GRAM_ROUNDING`` ulps of its
+    square, and a sum of ``n`` squares by ``n`` times the smallest normal number. Added to the norm, these keep the clip
+    on the private side; for ordinary samples they are not noticeable.
+
+    Args:
+        squared_norms: As computed.
+        x_lengths: ``|x_t|``, ``(B, T)``.
+        dA_lengths: ``|dA_t|``, ``(B, T)``.
+        n: Numbers in each ``x_t``.
+        m: Numbers in each ``dA_t``.
+        from_gram: Whether the norms were summed from Gram matrices.
     """
-    eps = torch.finfo(length.dtype).eps
-    norms = squared_norms.clamp(min=0).sqrt() + terms * eps * length
-    return norms.square() + (GRAM_ROUNDING * eps * length.square() if from_gram else 0)
+    info = torch.finfo(x_lengths.dtype)
+    length = (x_lengths * dA_lengths).sum(1)
+    most = ((x_lengths + math.sqrt(n * info.tiny)) * (dA_lengths + math.sqrt(m * info.tiny))).sum(1)
+    terms = x_lengths.shape[1] if x_lengths.shape[1] > 1 else 0
+    norms = squared_norms.clamp(min=0).sqrt() + (most - length) + terms * info.eps * most
+    return norms.square() + (GRAM_ROUNDING * info.eps * most.square() if from_gram else 0)
 
 
 def _square(t: Tensor) -> Tensor:
