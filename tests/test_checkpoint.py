@@ -16,7 +16,8 @@ from test_engine import BATCH, N, cnn, setup, task, train, weights
 
 from spectral_dp import CheckpointError, PrivacyEngine, SpectralConfig, checkpoint
 from spectral_dp.accounting import epsilon
-from spectral_dp.filters import Adaptive
+from spectral_dp.filters import Adaptive, Filter
+from spectral_dp.gains import Gains
 
 
 def save(path, engine, model, **extra):
@@ -145,6 +146,41 @@ class TestResuming:
             second.load_checkpoint(path=tmp_path / "run.pt", module=resumed)
         torch.testing.assert_close(weights(resumed), before)
         assert second.accountant.ledger.steps == 0
+
+    def test_going_back_in_the_same_engine_is_refused(self, tmp_path):
+        """Choosing the best of several checkpoints uses all the steps: the ledger must not forget the later ones."""
+        engine, model, optimizer, loader = setup()
+        train(model, optimizer, loader)
+        save(tmp_path / "run.pt", engine, model)
+        train(model, optimizer, loader)
+        with pytest.raises(CheckpointError, match=r"12 steps.*step 6"):
+            engine.load_checkpoint(path=tmp_path / "run.pt", module=model)
+        assert engine.accountant.ledger.steps == 12
+
+    def test_another_architecture_is_refused_and_changes_nothing(self, tmp_path):
+        engine, model, optimizer, loader = setup()
+        train(model, optimizer, loader)
+        save(tmp_path / "run.pt", engine, model)
+        other = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 3))
+        second, other, _, _ = setup(other)
+        before = weights(other).clone()
+        with pytest.raises(CheckpointError, match=r"3\.weight"):
+            second.load_checkpoint(path=tmp_path / "run.pt", module=other)
+        torch.testing.assert_close(weights(other), before)
+
+    def test_filters_of_ones_own_resume(self, tmp_path):
+        class EveryOther(Filter):
+            def gains(self, transform, shape, step=0):
+                kept = torch.zeros(shape, dtype=torch.bool)
+                kept.view(-1)[::2] = True
+                return Gains(pre=kept, post=kept)
+
+        engine, model, optimizer, loader = setup(spectral=SpectralConfig(conv_filter=EveryOther()))
+        train(model, optimizer, loader)
+        save(tmp_path / "run.pt", engine, model)
+        second, resumed, _, _ = setup(spectral=SpectralConfig(conv_filter=EveryOther()))
+        second.load_checkpoint(path=tmp_path / "run.pt", module=resumed)
+        torch.testing.assert_close(weights(resumed), weights(model))
 
     def test_a_ledger_that_does_not_match_is_refused(self, tmp_path):
         engine, model, optimizer, loader = setup()

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from spectral_dp import BlockCirculantLinear, BudgetExhausted, PrivacyEngine, Relation, SpectralConfig, convert_linear
 from spectral_dp.accounting import epsilon
-from spectral_dp.clipping import NonFiniteWarning
+from spectral_dp.clipping import AutomaticClipping, NonFiniteWarning
 from spectral_dp.filters import Adaptive, LowPass
 from spectral_dp.gradients import Spectral
 from spectral_dp.sampling import PoissonLoader
@@ -266,6 +266,110 @@ class TestWhatIsReleased:
         assert bool(weights(model).isfinite().all())
 
 
+def private_gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+class TestOneRecordCountsOnce:
+    """What a release may depend on, with the noise off and gradients so large that every sample is clipped."""
+
+    def run(self, **options):
+        engine, model, optimizer, loader = setup(
+            dataset=TensorDataset(1e3 * torch.randn(2, 1, 6, 6), torch.tensor([0, 1])), lr=0.0, **options
+        )
+        optimizer.noise = ScriptedNoise()
+        return engine, model, optimizer, loader
+
+    @pytest.fixture(autouse=True)
+    def _all_records_in_every_batch(self, monkeypatch):
+        monkeypatch.setattr("test_engine.BATCH", 2)
+
+    def step(self, model, optimizer, x, y):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    def test_a_logical_step_that_was_broken_off_does_not_leak_into_the_next(self):
+        _, model, optimizer, loader = self.run(max_physical_batch_size=1)
+        for _ in range(3):
+            for x, y in loader:
+                self.step(model, optimizer, x, y)
+                break
+        train(model, optimizer, loader)
+        assert float(private_gradient(model).norm()) * 2 <= 2 * (1 + 1e-6), "two records, at most one bound each"
+
+    def test_a_last_part_that_was_skipped_does_not_leak_into_the_next(self):
+        _, model, optimizer, loader = self.run(max_physical_batch_size=1)
+        for _ in range(3):
+            for x, y in loader:
+                if not loader.current.is_last:
+                    self.step(model, optimizer, x, y)
+        train(model, optimizer, loader)
+        assert float(private_gradient(model).norm()) * 2 <= 2 * (1 + 1e-6)
+
+    def test_without_poisson_sampling_a_batch_must_be_seen_once_too(self):
+        _, model, optimizer, loader = self.run(poisson_sampling=False, sample_rate=1.0)
+        x, y = next(iter(loader))
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="exactly once"):
+            optimizer.step()
+
+    def test_zero_grad_forgets_what_was_recorded(self):
+        _, model, optimizer, loader = self.run()
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            self.step(model, optimizer, x, y)
+        assert float(private_gradient(model).norm()) * 2 <= 2 * (1 + 1e-6)
+
+
+class TestOnlyReleasedGradientsAreUsed:
+    def test_foreign_parameters_cannot_be_added(self):
+        _, _, optimizer, _ = setup()
+        with pytest.raises(ValueError, match="made private"):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+    def test_own_parameters_can(self):
+        model = cnn()
+        engine = PrivacyEngine(seed=0, reproducibility_over_privacy=True)
+        original = torch.optim.SGD(model[3].parameters(), lr=0.1)
+        loader = DataLoader(task(), batch_size=BATCH)
+        _, optimizer, loader = engine.make_private(
+            module=model, optimizer=original, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+        )
+        optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.2})
+        before = model[0].weight.detach().clone()
+        train(model, optimizer, loader)
+        assert not torch.equal(model[0].weight, before)
+
+    def test_a_head_replaced_afterwards_is_refused(self):
+        _, model, optimizer, loader = setup()
+        model[3] = nn.Linear(64, 3)
+        with pytest.raises(ValueError, match="change the model first"):
+            train(model, optimizer, loader)
+
+    def test_freezing_between_backward_and_step_does_not_let_a_plain_gradient_through(self):
+        _, model, optimizer, loader = setup()
+        for x, y in loader:
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) + F.conv2d(x, model[0].weight).mean()).backward()
+            model[0].weight.requires_grad_(False)
+            with pytest.raises(RuntimeError, match=r"outside its layer|did not release"):
+                optimizer.step()
+            break
+
+    def test_hooks_of_the_optimizer(self):
+        _, model, optimizer, loader = setup()
+        calls = []
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+        train(model, optimizer, loader)
+        assert calls == ["before", "after"] * 6
+        with pytest.raises(TypeError, match="one run"):
+            copy.deepcopy(optimizer)
+
+
 class TestAccounting:
     def test_changing_the_noise_is_recorded(self):
         engine, model, optimizer, loader = setup()
@@ -295,6 +399,22 @@ class TestAccounting:
             optimizer.step()
         torch.testing.assert_close(weights(model), before)
         assert engine.accountant.ledger.steps == 12
+
+    @pytest.mark.parametrize("change_at", [0, 5])
+    def test_less_noise_than_planned_stops_earlier(self, change_at):
+        engine, model, optimizer, loader = self.planned(stop_at_budget=True)
+        for _ in range(3):
+            for x, y in loader:
+                if optimizer.steps == change_at:
+                    optimizer.noise_multiplier = 0.7 * optimizer.noise_multiplier
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                try:
+                    optimizer.step()
+                except BudgetExhausted:
+                    break
+        assert engine.accountant.ledger.steps < 12
+        assert engine.get_epsilon(1e-3) <= 4
 
     def planned(self, **options):
         model = cnn()
@@ -406,6 +526,17 @@ class TestErrors:
             plan(target_delta=0.1)
         with pytest.raises(ValueError, match="out of reach"):
             plan(target_epsilon=1e-8, target_delta=1e-9, epochs=10**5)
+
+    def test_losses_that_divide_by_the_batch(self):
+        with pytest.raises(ValueError, match="class weights"):
+            setup(criterion=nn.CrossEntropyLoss(weight=torch.ones(3)))
+        setup(criterion=nn.CrossEntropyLoss())
+        with pytest.raises(ValueError, match="predicted"):
+            setup(noise_generator=torch.Generator())
+
+    def test_automatic_clipping_needs_a_positive_stability(self):
+        with pytest.raises(ValueError, match="stability"):
+            AutomaticClipping(1.0, stability=0.0)
 
     def test_other_bad_input(self):
         with pytest.raises(ValueError, match="'flat', 'per_layer' or 'automatic'"):

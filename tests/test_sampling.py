@@ -151,7 +151,7 @@ def test_rate_and_steps_are_exact(batch_size):
     loader = PoissonLoader(Numbers(100), batch_size=batch_size)
     assert loader.sample_rate == batch_size / 100
     assert len(loader) == math.ceil(100 / batch_size) == len(logical(loader))
-    assert loader.expected_batch_size == loader.current.expected_batch_size == batch_size
+    assert loader.expected_batch_size == batch_size
 
 
 @pytest.mark.parametrize("steps", [3, 7, 9, 49, 118, 1000])

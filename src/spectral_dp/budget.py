@@ -34,29 +34,28 @@ class EngineAccountant:
 
 
 class Budget:
-    """A plan: so many steps within ``(ε, δ)``."""
+    """A plan: so many steps of one kind within ``(ε, δ)``."""
 
-    def __init__(self, epsilon: float, delta: float, steps: int, stop: bool, accountant: Accountant) -> None:
-        self.epsilon, self.delta, self.steps, self.stop, self.accountant = epsilon, delta, steps, stop, accountant
+    def __init__(self, epsilon: float, delta: float, planned: Phase, stop: bool, accountant: Accountant) -> None:
+        self.epsilon, self.delta, self.planned, self.stop, self.accountant = epsilon, delta, planned, stop, accountant
         self._warned = False
 
-    def is_spent(self, ledger: Ledger) -> bool:
-        """Whether one step more, like the last, would exceed the plan."""
-        if ledger.steps < self.steps and len(ledger.phases) <= 1:
+    def is_spent(self, ledger: Ledger, noise_multiplier: float, sample_rate: float) -> bool:
+        """Whether one step more, with this noise and rate, would exceed the plan."""
+        kinds = {(noise_multiplier, sample_rate)} | {phase[:2] for phase in ledger.phases}
+        if ledger.steps < self.planned.steps and kinds == {self.planned[:2]}:
             return False  # as planned: nothing to compute
-        if not ledger.phases:
-            return False
         ahead = Ledger.from_state_dict(ledger.state_dict())
-        ahead.record(*ledger.phases[-1][:2])
+        ahead.record(noise_multiplier, sample_rate)
         return ahead.epsilon(self.delta, accountant=self.accountant) > self.epsilon
 
-    def check(self, ledger: Ledger) -> None:
-        """Called before a release."""
-        if (self.stop or not self._warned) and self.is_spent(ledger):
+    def check(self, ledger: Ledger, noise_multiplier: float, sample_rate: float) -> None:
+        """Called before a release with this noise and rate."""
+        if (self.stop or not self._warned) and self.is_spent(ledger, noise_multiplier, sample_rate):
             message = (
                 f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent after {ledger.steps} steps"
             )
             if self.stop:
                 raise BudgetExhausted(f"{message}: end training here, or plan for more epochs")
             self._warned = True
-            warnings.warn(f"{message}, and training goes on: get_epsilon tells what it costs", stacklevel=5)
+            warnings.warn(f"{message}, and training goes on: get_epsilon tells what it costs", stacklevel=6)

@@ -146,6 +146,11 @@ class AutomaticClipping(FlatClipping):
 
     stability: float = 0.01
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.stability > 0:
+            raise ValueError(f"stability must be positive, got {self.stability}")
+
     def factors(self, squared_norms: Tensor) -> Tensor:
         """``C / (||g_b|| + γ)``; zero where the norm is not finite."""
         norms = squared_norms.sum(0).sqrt()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -14,6 +15,12 @@ from spectral_dp.filters import Filter, Identity, LowPass, Order, PaperBand, Reg
 from spectral_dp.gradients.rule import Spectral, Support, find_rule
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.transforms import TransformName
+
+
+def plain_repr(value: object) -> str:
+    """The ``repr`` of a setting without memory addresses, so that two runs can be compared."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
 
 Band = Literal["lowest", "box", "paper"]
 
@@ -92,7 +99,7 @@ class SpectralConfig:
     def describe(self) -> dict[str, Any]:
         """Returns the settings as plain text, for a checkpoint or a privacy statement."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: repr(dict(v)) if isinstance(v, Mapping) else repr(v) for name, v in out.items()}
+        return {name: plain_repr(dict(v) if isinstance(v, Mapping) else v) for name, v in out.items()}
 
     def _of(self, name: str, module: nn.Module) -> Spectral | None:
         layout = self.input_layouts.get(name)

@@ -16,17 +16,17 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from spectral_dp import accounting, checkpoint
-from spectral_dp.accounting import Accountant, Ledger
+from spectral_dp.accounting import Accountant, Ledger, Phase
 from spectral_dp.budget import Budget, EngineAccountant
 from spectral_dp.checkpoint import CheckpointError
 from spectral_dp.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
-from spectral_dp.config import SpectralConfig
+from spectral_dp.config import SpectralConfig, plain_repr
 from spectral_dp.gradients import ModelGradients, find_problems, fix
 from spectral_dp.gradients import validate as validate_module
 from spectral_dp.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.optimizer import LossReduction, PrivateOptimizer
 from spectral_dp.relations import Relation
-from spectral_dp.sampling import PoissonLoader
+from spectral_dp.sampling import CountingLoader, PoissonLoader
 
 ClippingName = Literal["flat", "per_layer", "automatic"]
 
@@ -85,7 +85,11 @@ class PrivacyEngine:
         max_physical_batch_size: int | None = None,
         augmentation_multiplicity: int = 1,
         sample_rate: float | None = None,
-    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | DataLoader[Any]]:
+        noise_generator: None = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | CountingLoader]:
         """Returns the private model, optimizer and data loader.
 
         The model is the given one: watched from now on, but an ordinary module.
@@ -96,7 +100,8 @@ class PrivacyEngine:
             data_loader: Gives the dataset, the expected batch size, the collation and the workers.
             noise_multiplier: ``σ``.
             max_grad_norm: ``C``; a list ``C_l`` with ``clipping="per_layer"``.
-            criterion: Taken for Opacus' sake; any loss will do.
+            criterion: Checked if given. The loss must be the sum, or the plain mean, of terms that depend on one sample
+                each: weighted means and means over the labels that are not ignored divide by what *other* samples hold.
             batch_first: Must be true: samples are numbered by the first dimension.
             loss_reduction: How the loss combines samples.
             poisson_sampling: Draw Poisson batches from the loader's dataset. If false, the loader is used as it is, and
@@ -106,12 +111,22 @@ class PrivacyEngine:
             spectral: What is released of each layer; nothing is filtered by default, which is plain DP-SGD.
             max_physical_batch_size: The most samples to hold in memory at once; affects memory only.
             augmentation_multiplicity: How many views of each sample the model sees, next to each other in the batch.
+            noise_generator: Refused: a generator's noise can be predicted. See ``seed`` of the engine.
+            grad_sample_mode: Taken for Opacus' sake, without effect.
+            wrap_model: Taken for Opacus' sake, without effect: models are never wrapped.
+            rand_on_empty: Taken for Opacus' sake, without effect.
             sample_rate: With ``poisson_sampling=False``: the rate at which a record takes part in a step, as *you* run
                 it. 1 is always safe.
         """
         if self._run is not None:  # a second call starts another run, on the same ledger
             self._run.optimizer.gradients.remove()
             self._run = None
+        if noise_generator is not None:
+            raise ValueError(
+                "noise from a generator can be predicted: leave noise_generator out, or for an experiment use "
+                "PrivacyEngine(seed=..., reproducibility_over_privacy=True)"
+            )
+        _check_criterion(criterion)
         if not batch_first:
             raise ValueError(
                 "samples must be numbered by the first dimension: use batch_first=True, and layers likewise"
@@ -131,7 +146,7 @@ class PrivacyEngine:
             loss_reduction=loss_reduction,
             relation=self._relation,
             views=augmentation_multiplicity,
-            current_batch=lambda: loader.current if isinstance(loader, PoissonLoader) else None,
+            current_batch=lambda: loader.current,
             before_release=lambda: run.record(),
         )
         run = self._run = _Run(self.accountant.ledger, private, loader, rate, spectral)
@@ -149,7 +164,7 @@ class PrivacyEngine:
         max_grad_norm: float | Sequence[float],
         stop_at_budget: bool = False,
         **others: Any,
-    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | DataLoader[Any]]:
+    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | CountingLoader]:
         """As :meth:`make_private`, with the least noise that keeps ``epochs`` epochs within the budget.
 
         Args:
@@ -186,9 +201,10 @@ class PrivacyEngine:
         )
         assert self._run is not None
         run = self._run
-        run.plan = plan = Budget(target_epsilon, target_delta, steps, stop_at_budget, self.accountant.name)
-        if stop_at_budget and isinstance(run.loader, PoissonLoader):
-            run.loader.stop_when = lambda: plan.is_spent(run.ledger)
+        planned = Phase(sigma, rate, steps)
+        run.plan = plan = Budget(target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name)
+        if stop_at_budget:
+            run.loader.stop_when = lambda: plan.is_spent(run.ledger, run.optimizer.noise_multiplier, rate)
         return result
 
     def get_epsilon(self, delta: float) -> float:
@@ -301,6 +317,15 @@ class PrivacyEngine:
                 f"{path}: the ledger lists {ledger.steps} steps under {ledger.relation}, the run made "
                 f"{state['steps']} under {self._relation}: it was tampered with, or saved by a run that shared one"
             )
+        done = self.accountant.ledger
+        if done.steps > ledger.steps:
+            raise CheckpointError(
+                f"this engine has run {done.steps} steps and the checkpoint is from step {ledger.steps}: going back "
+                "would forget what the later steps released. If nobody saw it, resume with a new engine"
+            )
+        mine = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+        saved = {name: tuple(value.shape) for name, value in state["module"].items()}
+        checkpoint.require_equal(saved, mine)
         module.load_state_dict(state["module"])
         (optimizer or run.optimizer).load_state_dict(state["optimizer"])
         run.optimizer.gradients.load_filter_state(state["filters"])
@@ -322,7 +347,7 @@ class PrivacyEngine:
         poisson_sampling: bool,
         sample_rate: float | None,
         max_physical_batch_size: int | None,
-    ) -> tuple[PoissonLoader | DataLoader[Any], float, float]:
+    ) -> tuple[PoissonLoader | CountingLoader, float, float]:
         """The loader to train with, the rate to account for, and the public divisor."""
         if poisson_sampling:
             if sample_rate is not None:
@@ -347,7 +372,7 @@ class PrivacyEngine:
             raise ValueError("the loader samples by Poisson already: leave poisson_sampling and sample_rate out")
         if data_loader.batch_size is None:
             raise ValueError("the DataLoader has batch_size=None, so there is no public divisor: set batch_size")
-        return data_loader, sample_rate, float(data_loader.batch_size)
+        return CountingLoader(data_loader), sample_rate, float(data_loader.batch_size)
 
 
 class _Run:
@@ -357,7 +382,7 @@ class _Run:
         self,
         ledger: Ledger,
         optimizer: PrivateOptimizer,
-        loader: PoissonLoader | DataLoader[Any],
+        loader: PoissonLoader | CountingLoader,
         sample_rate: float,
         spectral: SpectralConfig,
     ) -> None:
@@ -367,14 +392,14 @@ class _Run:
 
     def record(self) -> None:
         if self.plan is not None:
-            self.plan.check(self.ledger)
+            self.plan.check(self.ledger, self.optimizer.noise_multiplier, self.sample_rate)
         self.ledger.record(self.optimizer.noise_multiplier, self.sample_rate)
 
     def settings(self) -> dict[str, Any]:
         """What must not change between a checkpoint and the run that resumes it."""
         optimizer = self.optimizer
         return {
-            "clipping": repr(optimizer.clipping),
+            "clipping": plain_repr(optimizer.clipping),
             "noise_multiplier": optimizer.noise_multiplier,
             "expected_batch_size": float(optimizer.expected_batch_size),
             "sample_rate": self.sample_rate,
@@ -382,6 +407,15 @@ class _Run:
             "views": optimizer.views,
             **{f"spectral.{name}": value for name, value in self.spectral.describe().items()},
         }
+
+
+def _check_criterion(criterion: Any) -> None:
+    """Refuses losses that are known to divide by what other samples hold."""
+    if getattr(criterion, "reduction", "mean") == "mean" and getattr(criterion, "weight", None) is not None:
+        raise ValueError(
+            f"{type(criterion).__name__} with class weights and reduction='mean' divides by the weights of the batch, "
+            "so one sample rescales the others: use reduction='sum' and loss_reduction='sum'"
+        )
 
 
 def _clipping(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -85,11 +85,12 @@ class PrivateOptimizer(Optimizer):
         self._current_batch = current_batch
         self._before_release = before_release
         self._sums: dict[nn.Parameter, Tensor] = {}
+        self._logical_step: tuple[int, int] | None = None
         self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # the last one, and how often it had been changed
         self._check_parameters()
-        # What torch.optim.Optimizer.__init__ would set up, without new parameter groups.
-        self._optimizer_step_pre_hooks: dict[int, Any] = {}
-        self._optimizer_step_post_hooks: dict[int, Any] = {}
+        for name in dir(Optimizer):  # hooks belong to the wrapped optimizer, whose step it is
+            if name.startswith("register_"):
+                setattr(self, name, getattr(optimizer, name))
         gradients.begin_step(0)
 
     # Shared with the wrapped optimizer, so that schedulers and checkpoints see one thing.
@@ -126,8 +127,20 @@ class PrivateOptimizer(Optimizer):
         self.original.load_state_dict(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the parameters; what has been summed of a logical step so far is kept."""
+        """Clears gradients and what backward passes have recorded; the sums of the logical step so far are kept."""
+        self.gradients.discard()
         self.original.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters of the model to the wrapped optimizer."""
+        given = param_group["params"]
+        for parameter in [given] if isinstance(given, Tensor) else given:
+            if parameter not in self.gradients.parameters:
+                raise ValueError("only parameters that the model had when it was made private can be trained privately")
+        self.original.add_param_group(param_group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateOptimizer:
+        raise TypeError("a private optimizer belongs to one run and its ledger: copy the model, or save a checkpoint")
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self.original!r}, {self.clipping}, noise_multiplier={self.noise_multiplier:g})"
@@ -148,6 +161,7 @@ class PrivateOptimizer(Optimizer):
         current = self._current_batch()
         if current is None or current.is_last:
             self._release()
+            self._check_only_released()
             self.original.step()
         return loss
 
@@ -157,6 +171,10 @@ class PrivateOptimizer(Optimizer):
         batches = self.gradients.take_all(self.views)
         self._check_samples(batches)
         self._check_no_other_gradients()
+        current = self._current_batch()
+        if current is not None and current.step != self._logical_step:
+            self._sums = {}  # of a logical step that was broken off: never released, and not part of this one
+            self._logical_step = current.step
         for batch in batches:
             self._add(batch)
 
@@ -198,8 +216,11 @@ class PrivateOptimizer(Optimizer):
     def _check_samples(self, batches: list[RecordedBatch]) -> None:
         """A batch must be seen exactly once: seen twice, its samples would count twice."""
         current, recorded = self._current_batch(), sum(batch.size for batch in batches)
-        if current is None and not batches:
-            raise RuntimeError("step() without a backward pass through the private model since the last step()")
+        if current is None and len(batches) != 1:
+            raise RuntimeError(
+                f"step() after {len(batches)} backward passes through the private model: without the loader that "
+                "make_private returned, call backward() exactly once before each step()"
+            )
         if current is not None and recorded != current.size:
             raise RuntimeError(
                 f"the loader handed out {current.size} samples, but backward passes through the private model saw "
@@ -209,17 +230,31 @@ class PrivateOptimizer(Optimizer):
             )
 
     def _check_no_other_gradients(self) -> None:
-        """Plain gradients of trained parameters come from uses outside their layers, which nobody clips."""
-        for parameter in self.gradients.trained:
-            if (grad := parameter.grad) is None:
-                continue
-            tensor, version = self._released.get(parameter, (None, 0))
-            if (grad is not tensor or grad._version != version) and bool(grad.any()):
+        """Plain gradients of parameters come from uses outside their layers, which nobody clips."""
+        for parameter in self._all_parameters():
+            if (grad := parameter.grad) is not None and not self._is_released(parameter) and bool(grad.any()):
                 raise RuntimeError(
                     f"a parameter of shape {tuple(parameter.shape)} got a gradient outside its layer's forward pass, "
                     "which is neither clipped nor noised: use parameters through their layers only, and replace "
                     "penalties in the loss by the optimizer's weight_decay. (Left from before? Call zero_grad first)"
                 )
+
+    def _check_only_released(self) -> None:
+        """Last look before the wrapped optimizer moves anything."""
+        for parameter in self._all_parameters():
+            grad = parameter.grad
+            if grad is not None and not self._is_released(parameter) and bool(grad.any()):
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} in the optimizer has a gradient that this step did "
+                    "not release: freeze parameters before the forward pass, not between backward() and step()"
+                )
+
+    def _all_parameters(self) -> Iterator[nn.Parameter]:
+        return iter(dict.fromkeys([*self.gradients.trained, *(p for g in self.param_groups for p in g["params"])]))
+
+    def _is_released(self, parameter: nn.Parameter) -> bool:
+        tensor, version = self._released.get(parameter, (None, 0))
+        return parameter.grad is tensor and tensor is not None and tensor._version == version
 
     def _check_parameters(self) -> None:
         mine = {p for group in self.param_groups for p in group["params"]}

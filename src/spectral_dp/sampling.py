@@ -48,12 +48,12 @@ class PhysicalBatch:
     Attributes:
         size: How many records it holds; secret, see the module's guarantee.
         is_last: Whether it completes its logical step: time to add the noise, once.
-        expected_batch_size: The public divisor of the logical step.
+        step: ``(epoch, step)`` of the logical step that it belongs to.
     """
 
     size: int
     is_last: bool
-    expected_batch_size: float
+    step: tuple[int, int]
 
 
 class PoissonLoader:
@@ -171,7 +171,7 @@ class PoissonLoader:
                 return
             begins = is_last
             batch = next(loaded) if len(indices) else self._empty_batch()
-            self.current = PhysicalBatch(len(indices), is_last, self.expected_batch_size)
+            self.current = PhysicalBatch(len(indices), is_last, (epoch, step))
             if is_last:
                 step += 1
                 self.position = (epoch, step) if step < len(self) else (epoch + 1, 0)
@@ -222,6 +222,31 @@ class PoissonLoader:
         if not (type(epoch) is type(step) is int and 0 <= epoch < 2**32 and 0 <= step < len(self)):
             raise ValueError(f"no position in epochs of {len(self)} steps: epoch {epoch!r}, step {step!r}")
         self.position = self._start = (epoch, step)
+
+
+class CountingLoader:
+    """A ``DataLoader`` used as it is, every batch a logical step; says how many samples each batch holds."""
+
+    def __init__(self, data_loader: DataLoader[Any]) -> None:
+        self.data_loader = data_loader
+        self.current: PhysicalBatch | None = None
+        self.stop_when: Callable[[], bool] = _never
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.data_loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        for step, batch in enumerate(self.data_loader):
+            if self.stop_when():
+                return
+            size = next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), 0)
+            self.current = PhysicalBatch(size, True, (self._epoch, step))
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["data_loader"], name)
 
 
 def _never() -> bool:

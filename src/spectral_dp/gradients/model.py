@@ -133,6 +133,11 @@ class ModelGradients:
         return parameter.new_zeros(rule.coefficient_shape(name), dtype=rule.dtype, requires_grad=False)
 
     @property
+    def parameters(self) -> set[nn.Parameter]:
+        """All parameters of the model, trained or not."""
+        return set(self._owners)
+
+    @property
     def trained(self) -> list[nn.Parameter]:
         """The parameters that are being trained, in a fixed order."""
         return [p for p in self._owners if p.requires_grad]
