@@ -106,6 +106,29 @@ class TestResuming:
         train(resumed, opt, load)
         assert second.accountant.ledger.steps == 6
 
+    def test_the_second_run_of_an_engine(self, tmp_path):
+        """Its ledger holds the first run too."""
+
+        def second_run(engine, model):
+            return engine.make_private(
+                module=model,
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+                data_loader=torch.utils.data.DataLoader(task(), batch_size=80),
+                noise_multiplier=1.5,
+                max_grad_norm=1.0,
+            )
+
+        engine, model, optimizer, loader = setup()
+        train(model, optimizer, loader)
+        optimizer.zero_grad()
+        train(*second_run(engine, model))
+        save(tmp_path / "run.pt", engine, model)
+        resumed = PrivacyEngine(seed=7, reproducibility_over_privacy=True)
+        other, _, _ = second_run(resumed, cnn())
+        resumed.load_checkpoint(path=tmp_path / "run.pt", module=other)
+        assert resumed.accountant.ledger == engine.accountant.ledger
+        assert resumed.accountant.ledger.steps == 9
+
     def test_filters_keep_what_they_learnt(self, tmp_path):
         config = SpectralConfig(conv_filter=Adaptive())
         engine, model, optimizer, loader = setup(spectral=config)

@@ -378,6 +378,22 @@ class TestAccounting:
         train(model, optimizer, loader)
         assert [(p.noise_multiplier, p.steps) for p in engine.accountant.history] == [(1.0, 6), (2.0, 6)]
 
+    def test_changing_the_rate_is_recorded(self):
+        """A second run of the same engine, with other batches, goes on in the same ledger."""
+        engine, model, optimizer, loader = setup()
+        train(model, optimizer, loader)
+        model, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=optimizer.original,
+            data_loader=DataLoader(task(), batch_size=80),
+            noise_multiplier=1.5,
+            max_grad_norm=1.0,
+        )
+        train(model, optimizer, loader)
+        phases = [(1.0, BATCH / N, 6), (1.5, 80 / N, 3)]
+        assert [tuple(p) for p in engine.accountant.history] == phases
+        assert engine.get_epsilon(1e-3) > epsilon(1.0, BATCH / N, 6, 1e-3)
+
     def test_beyond_the_budget_it_warns_once(self):
         engine, model, optimizer, loader = self.planned(stop_at_budget=False)
         train(model, optimizer, loader, epochs=2)

@@ -13,6 +13,7 @@ from spectral_dp.clipping import AutomaticClipping, FlatClipping, NonFiniteWarni
 from spectral_dp.filters import Adaptive, LowPass, PaperBand, Shaped
 from spectral_dp.gradients import ModelGradients, Spectral
 from spectral_dp.layers import BlockCirculantLinear
+from spectral_dp.mechanism import add_noise
 from spectral_dp.noise import SeededNoise
 from spectral_dp.optimizer import PrivateOptimizer
 from spectral_dp.relations import Relation
@@ -91,6 +92,36 @@ def test_every_direction_of_every_layer_carries_the_claimed_noise_jointly(filter
 def test_control_per_layer_noise_without_the_other_layers_is_caught(monkeypatch):
     monkeypatch.setattr(PerLayerClipping, "noise_bounds", lambda self, sizes: list(self._bounds(len(sizes))))
     assert true_noise_multiplier(functools.partial(one_step, clipping="per layer"), N, batch=3) < 0.7 * SIGMA
+
+
+def without_the_last(clipped, sigma, noise, relation):
+    noisy = add_noise(clipped, sigma, noise, relation)
+    noisy.view(-1)[-1] = clipped.value.view(-1)[-1]
+    return noisy
+
+
+def too_little(clipped, sigma, noise, relation):
+    return add_noise(clipped, 0.9 * sigma, noise, relation)
+
+
+def even_part_only(clipped, sigma, noise, relation):
+    """Real noise on complex coefficients, as Algorithm 1 is printed: the odd part of the signal stays bare."""
+    value = clipped.value
+    drawn = add_noise(clipped, sigma, noise, relation) - value
+    return value + (drawn + drawn.flip(-1).roll(1, -1)) / math.sqrt(2)
+
+
+@pytest.mark.parametrize("broken", [without_the_last, too_little, even_part_only])
+def test_control_broken_noise_is_caught_through_the_whole_step(broken, monkeypatch):
+    monkeypatch.setattr("spectral_dp.optimizer.add_noise", broken)
+    assert true_noise_multiplier(one_step, N, batch=3) < 0.95 * SIGMA
+
+
+def test_control_a_realised_divisor_is_caught_through_the_whole_step():
+    def realised(samples, noise):
+        return one_step(samples, noise) * EXPECTED / max(len(samples), 1)
+
+    assert largest_movement(realised, N) > 1.5 * MAX_NORM
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)

@@ -284,6 +284,7 @@ class PrivacyEngine:
                 "ledger": self.accountant.ledger.state_dict(),
                 "settings": run.settings(),
                 "steps": run.optimizer.steps,
+                "steps_before": self.accountant.ledger.steps - run.optimizer.steps,  # of earlier runs of this engine
                 "filters": run.optimizer.gradients.filter_state(),
                 "sampler": run.loader.state_dict() if isinstance(run.loader, PoissonLoader) else {},
                 "noise": self._noise.state_dict(),
@@ -312,10 +313,11 @@ class PrivacyEngine:
             ledger = Ledger.from_state_dict(state["ledger"])
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from error
-        if ledger.steps != state["steps"] or ledger.relation != self._relation:
+        steps = state["steps_before"] + state["steps"]
+        if ledger.steps != steps or ledger.relation != self._relation:
             raise CheckpointError(
                 f"{path}: the ledger lists {ledger.steps} steps under {ledger.relation}, the run made "
-                f"{state['steps']} under {self._relation}: it was tampered with, or saved by a run that shared one"
+                f"{steps} under {self._relation}: it was tampered with, or saved by a run that shared one"
             )
         done = self.accountant.ledger
         if done.steps > ledger.steps:
