@@ -45,8 +45,8 @@ class Transform(ABC):
     """
 
     name: ClassVar[TransformName]
-    #: Signals of at most this many samples go through a matrix product
-    #: (measured by ``benchmarks/bench_transforms.py``; the crossing is flat).
+    #: Signals of at most this many samples go through a matrix product; where the two cross was measured for each
+    #: transform by ``benchmarks/bench_transforms.py``.
     matmul_limit: ClassVar[int] = 64
 
     def forward(self, x: Tensor, dims: int | Sequence[int] = -1) -> Tensor:
@@ -216,6 +216,7 @@ class DCT(_Separable):
     """The type-II cosine transform: like Fourier, but of the signal mirrored at its ends, so without a jump there."""
 
     name = "dct"
+    matmul_limit = 256
 
     def _line(self, x: Tensor) -> Tensor:
         # Makhoul 1980: the DFT of (even samples, then odd samples backwards), turned by a quarter sample.
@@ -263,6 +264,7 @@ class Haar(_PowerOfTwo):
     """The Haar wavelet transform. The frequency of a wavelet is the number of its kind along the axis."""
 
     name = "haar"
+    matmul_limit = 128
 
     def _axis_frequencies(self, n: int) -> Tensor:
         return torch.tensor([0] + [1 << (i.bit_length() - 1) for i in range(1, n)])
@@ -288,6 +290,7 @@ class Hadamard(_PowerOfTwo):
     """The Walsh-Hadamard transform by sequency: square waves, additions only."""
 
     name = "hadamard"
+    matmul_limit = 256
 
     def _line(self, x: Tensor) -> Tensor:
         n = x.shape[-1]
