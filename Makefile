@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constr
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/mechanism.py
+	$(BIN)/python examples/train.py
 	$(BIN)/spectral-dp budget --samples 60000 --batch-size 1024 --epochs 30 --delta 1e-5 --epsilon 1 --epsilon 2 --epsilon 8
 
 test: lint
