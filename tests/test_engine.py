@@ -316,6 +316,15 @@ class TestOneRecordCountsOnce:
         with pytest.raises(RuntimeError, match="exactly once"):
             optimizer.step()
 
+    def test_a_batch_cannot_be_stepped_twice(self):
+        """Two steps on one draw are not two draws: sampling would be accounted for twice, but happened once."""
+        engine, model, optimizer, loader = self.run()
+        x, y = next(iter(loader))
+        self.step(model, optimizer, x, y)
+        with pytest.raises(RuntimeError, match="stepped already"):
+            self.step(model, optimizer, x, y)
+        assert engine.accountant.ledger.steps == 1
+
     def test_zero_grad_forgets_what_was_recorded(self):
         _, model, optimizer, loader = self.run()
         for x, y in loader:

@@ -171,7 +171,7 @@ class PrivacyEngine:
             module: See :meth:`make_private`.
             optimizer: See :meth:`make_private`.
             data_loader: See :meth:`make_private`.
-            target_epsilon: The ``ε`` to spend, what the engine has spent already included.
+            target_epsilon: The ``ε`` to spend.
             target_delta: The ``δ`` at which.
             epochs: How many epochs it must last.
             max_grad_norm: See :meth:`make_private`.

@@ -86,6 +86,7 @@ class PrivateOptimizer(Optimizer):
         self._before_release = before_release
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._logical_step: tuple[int, int] | None = None
+        self._consumed: PhysicalBatch | None = None
         self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # the last one, and how often it had been changed
         self._check_parameters()
         for name in dir(Optimizer):  # hooks belong to the wrapped optimizer, whose step it is
@@ -175,6 +176,7 @@ class PrivateOptimizer(Optimizer):
         if current is not None and current.step != self._logical_step:
             self._sums = {}  # of a logical step that was broken off: never released, and not part of this one
             self._logical_step = current.step
+        self._consumed = current
         for batch in batches:
             self._add(batch)
 
@@ -220,6 +222,11 @@ class PrivateOptimizer(Optimizer):
             raise RuntimeError(
                 f"step() after {len(batches)} backward passes through the private model: without the loader that "
                 "make_private returned, call backward() exactly once before each step()"
+            )
+        if current is not None and current is self._consumed:
+            raise RuntimeError(
+                "this batch has been stepped already: a second step on the same samples is not what the ledger would "
+                "account for. Take the next batch from the loader"
             )
         if current is not None and recorded != current.size:
             raise RuntimeError(
