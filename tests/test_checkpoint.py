@@ -191,6 +191,20 @@ class TestResuming:
             second.load_checkpoint(path=tmp_path / "run.pt", module=other)
         torch.testing.assert_close(weights(other), before)
 
+    def test_a_failure_half_way_through_loading_changes_nothing(self, tmp_path):
+        engine, model, optimizer, loader = setup()
+        train(model, optimizer, loader)
+        save(tmp_path / "run.pt", engine, model)
+        state = checkpoint.load(tmp_path / "run.pt")
+        state["sampler"]["step"] = 99  # read last, after model and optimizer have been restored
+        checkpoint.save(state, tmp_path / "run.pt")
+        second, resumed, opt, _ = setup()
+        before = weights(resumed).clone()
+        with pytest.raises(ValueError, match="position"):
+            second.load_checkpoint(path=tmp_path / "run.pt", module=resumed)
+        torch.testing.assert_close(weights(resumed), before)
+        assert (second.accountant.ledger.steps, opt.steps) == (0, 0)
+
     def test_filters_of_ones_own_resume(self, tmp_path):
         class EveryOther(Filter):
             def gains(self, transform, shape, step=0):

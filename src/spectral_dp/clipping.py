@@ -20,6 +20,8 @@ from torch import Tensor
 
 from spectral_dp.relations import Relation
 
+ClippingName = Literal["flat", "per_layer", "automatic"]
+
 #: Clipping aims this far (relatively) below the bound, so that rounding cannot push a contribution above it.
 ROUNDING_GUARD = 1e-5
 
@@ -201,6 +203,26 @@ class PerLayerClipping(Clipping):
                 f"got {len(self.max_norms)} clipping bounds for {blocks} blocks: give one for each, or one number"
             )
         return self.max_norms
+
+
+def clipping_policy(
+    clipping: ClippingName | Clipping,
+    max_grad_norm: float | Sequence[float],
+    allocation: Literal["uniform", "optimal"] = "uniform",
+) -> Clipping:
+    """Returns the clipping of that name with these bounds; an object that already is one is returned as it is."""
+    if isinstance(clipping, Clipping):
+        return clipping
+    bounds = max_grad_norm if isinstance(max_grad_norm, int | float) else tuple(max_grad_norm)
+    if clipping == "per_layer":
+        return PerLayerClipping(bounds, allocation)
+    if isinstance(bounds, tuple):
+        raise ValueError(f"a list of clipping bounds needs clipping='per_layer', got clipping={clipping!r}")
+    if clipping == "flat":
+        return FlatClipping(bounds)
+    if clipping == "automatic":
+        return AutomaticClipping(bounds)
+    raise ValueError(f"unknown clipping {clipping!r}: choose 'flat', 'per_layer' or 'automatic'")
 
 
 def row_norms(z: Tensor) -> Tensor:

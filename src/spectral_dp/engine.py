@@ -18,17 +18,15 @@ from torch.utils.data import DataLoader
 from spectral_dp import accounting, checkpoint
 from spectral_dp.accounting import Accountant, Ledger, Phase
 from spectral_dp.budget import Budget, EngineAccountant
-from spectral_dp.checkpoint import CheckpointError
-from spectral_dp.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
-from spectral_dp.config import SpectralConfig, plain_repr
+from spectral_dp.clipping import Clipping, ClippingName, clipping_policy
+from spectral_dp.config import SpectralConfig
 from spectral_dp.gradients import ModelGradients, find_problems, fix
 from spectral_dp.gradients import validate as validate_module
 from spectral_dp.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.optimizer import LossReduction, PrivateOptimizer
 from spectral_dp.relations import Relation
+from spectral_dp.run import Run
 from spectral_dp.sampling import CountingLoader, PoissonLoader
-
-ClippingName = Literal["flat", "per_layer", "automatic"]
 
 
 class PrivacyEngine:
@@ -65,7 +63,7 @@ class PrivacyEngine:
             if seed is None
             else SeededNoise(seed, reproducibility_over_privacy=reproducibility_over_privacy)
         )
-        self._run: _Run | None = None
+        self._run: Run | None = None
 
     def make_private(
         self,
@@ -135,7 +133,7 @@ class PrivacyEngine:
         spectral = spectral or SpectralConfig.dpsgd()
         loader, rate, expected = self._loader(data_loader, poisson_sampling, sample_rate, max_physical_batch_size)
         gradients = ModelGradients(module, spectral.spectral(module))
-        policy = _clipping(clipping, max_grad_norm, noise_allocation)
+        policy = clipping_policy(clipping, max_grad_norm, noise_allocation)
         private = PrivateOptimizer(
             optimizer,
             gradients,
@@ -149,7 +147,7 @@ class PrivacyEngine:
             current_batch=lambda: loader.current,
             before_release=lambda: run.record(),
         )
-        run = self._run = _Run(self.accountant.ledger, private, loader, rate, spectral)
+        run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
         return module, private, loader
 
     def make_private_with_epsilon(
@@ -276,22 +274,10 @@ class PrivacyEngine:
             checkpoint_dict: Anything else to keep with it, such as a scheduler's ``state_dict``: tensors and plain
                 types.
         """
-        run = self._require_run()
-        checkpoint.save(
-            {
-                "module": module.state_dict(),
-                "optimizer": (optimizer or run.optimizer).state_dict(),
-                "ledger": self.accountant.ledger.state_dict(),
-                "settings": run.settings(),
-                "steps": run.optimizer.steps,
-                "steps_before": self.accountant.ledger.steps - run.optimizer.steps,  # of earlier runs of this engine
-                "filters": run.optimizer.gradients.filter_state(),
-                "sampler": run.loader.state_dict() if isinstance(run.loader, PoissonLoader) else {},
-                "noise": self._noise.state_dict(),
-                "extra": dict(checkpoint_dict or {}),
-            },
-            path,
-        )
+        state = self._require_run().state_dict(module) | {"extra": dict(checkpoint_dict or {})}
+        if optimizer is not None:
+            state["optimizer"] = optimizer.state_dict()
+        checkpoint.save(state, path)
 
     def load_checkpoint(
         self,
@@ -307,38 +293,14 @@ class PrivacyEngine:
         steps.
         """
         run = self._require_run()
+        if optimizer is not None and optimizer is not run.optimizer:
+            raise ValueError("that is not the optimizer that make_private returned: leave it out, or make it private")
         state = checkpoint.load(path, **(torch_load_kwargs or {}))
-        checkpoint.require_equal(state["settings"], run.settings())
-        try:
-            ledger = Ledger.from_state_dict(state["ledger"])
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        steps = state["steps_before"] + state["steps"]
-        if ledger.steps != steps or ledger.relation != self._relation:
-            raise CheckpointError(
-                f"{path}: the ledger lists {ledger.steps} steps under {ledger.relation}, the run made "
-                f"{steps} under {self._relation}: it was tampered with, or saved by a run that shared one"
-            )
-        done = self.accountant.ledger
-        if done.steps > ledger.steps:
-            raise CheckpointError(
-                f"this engine has run {done.steps} steps and the checkpoint is from step {ledger.steps}: going back "
-                "would forget what the later steps released. If nobody saw it, resume with a new engine"
-            )
-        mine = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-        saved = {name: tuple(value.shape) for name, value in state["module"].items()}
-        checkpoint.require_equal(saved, mine)
-        module.load_state_dict(state["module"])
-        (optimizer or run.optimizer).load_state_dict(state["optimizer"])
-        run.optimizer.gradients.load_filter_state(state["filters"])
-        run.optimizer.resume(state["steps"])
-        if isinstance(run.loader, PoissonLoader):
-            run.loader.load_state_dict(state["sampler"])
-        self._noise.load_state_dict(state["noise"])
-        self.accountant.ledger = run.ledger = ledger
+        run.load_state_dict(state, module)
+        self.accountant.ledger = run.ledger
         return dict(state["extra"])
 
-    def _require_run(self) -> _Run:
+    def _require_run(self) -> Run:
         if self._run is None:
             raise RuntimeError("nothing is private yet: call make_private or make_private_with_epsilon first")
         return self._run
@@ -377,40 +339,6 @@ class PrivacyEngine:
         return CountingLoader(data_loader), sample_rate, float(data_loader.batch_size)
 
 
-class _Run:
-    """What :meth:`PrivacyEngine.make_private` put together."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        optimizer: PrivateOptimizer,
-        loader: PoissonLoader | CountingLoader,
-        sample_rate: float,
-        spectral: SpectralConfig,
-    ) -> None:
-        self.ledger, self.optimizer, self.loader = ledger, optimizer, loader
-        self.sample_rate, self.spectral = sample_rate, spectral
-        self.plan: Budget | None = None
-
-    def record(self) -> None:
-        if self.plan is not None:
-            self.plan.check(self.ledger, self.optimizer.noise_multiplier, self.sample_rate)
-        self.ledger.record(self.optimizer.noise_multiplier, self.sample_rate)
-
-    def settings(self) -> dict[str, Any]:
-        """What must not change between a checkpoint and the run that resumes it."""
-        optimizer = self.optimizer
-        return {
-            "clipping": plain_repr(optimizer.clipping),
-            "noise_multiplier": optimizer.noise_multiplier,
-            "expected_batch_size": float(optimizer.expected_batch_size),
-            "sample_rate": self.sample_rate,
-            "relation": str(optimizer.relation),
-            "views": optimizer.views,
-            **{f"spectral.{name}": value for name, value in self.spectral.describe().items()},
-        }
-
-
 def _check_criterion(criterion: Any) -> None:
     """Refuses losses that are known to divide by what other samples hold."""
     if getattr(criterion, "reduction", "mean") == "mean" and getattr(criterion, "weight", None) is not None:
@@ -418,20 +346,3 @@ def _check_criterion(criterion: Any) -> None:
             f"{type(criterion).__name__} with class weights and reduction='mean' divides by the weights of the batch, "
             "so one sample rescales the others: use reduction='sum' and loss_reduction='sum'"
         )
-
-
-def _clipping(
-    clipping: ClippingName | Clipping, max_grad_norm: float | Sequence[float], allocation: Literal["uniform", "optimal"]
-) -> Clipping:
-    if isinstance(clipping, Clipping):
-        return clipping
-    bounds = max_grad_norm if isinstance(max_grad_norm, int | float) else tuple(max_grad_norm)
-    if clipping == "per_layer":
-        return PerLayerClipping(bounds, allocation)
-    if isinstance(bounds, tuple):
-        raise ValueError(f"a list of clipping bounds needs clipping='per_layer', got clipping={clipping!r}")
-    if clipping == "flat":
-        return FlatClipping(bounds)
-    if clipping == "automatic":
-        return AutomaticClipping(bounds)
-    raise ValueError(f"unknown clipping {clipping!r}: choose 'flat', 'per_layer' or 'automatic'")
