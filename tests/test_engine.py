@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import math
 import warnings
 
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from spectral_dp import BlockCirculantLinear, BudgetExhausted, PrivacyEngine, Relation, SpectralConfig, convert_linear
 from spectral_dp.accounting import epsilon
-from spectral_dp.clipping import AutomaticClipping, NonFiniteWarning
+from spectral_dp.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning
 from spectral_dp.filters import Adaptive, LowPass
 from spectral_dp.gradients import Spectral
 from spectral_dp.sampling import PoissonLoader
@@ -122,10 +123,10 @@ class TestDropIn:
         opacus = pytest.importorskip("opacus", reason="the baseline, from the 'baseline' extra")
         x, y = task().tensors
         ours, theirs = cnn(), cnn()
-        _, _, optimizer, _ = setup(ours, poisson_sampling=False, sample_rate=1.0, lr=0.0)
+        _, _, optimizer, loader = setup(ours, poisson_sampling=False, sample_rate=1.0, lr=0.0)
         optimizer.noise = ScriptedNoise()
-        F.cross_entropy(ours(x[:BATCH]), y[:BATCH]).backward()
-        optimizer.step()
+        loader.data_loader = [(x[:BATCH], y[:BATCH])]
+        train(ours, optimizer, loader)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module, opt, _ = opacus.PrivacyEngine().make_private(
@@ -333,6 +334,51 @@ class TestOneRecordCountsOnce:
         assert float(private_gradient(model).norm()) * 2 <= 2 * (1 + 1e-6)
 
 
+class TestTheLedgerIsToldTheTruth:
+    def test_training_on_the_original_loader_is_refused(self):
+        """Its batches are fixed or shuffled: accounted as Poisson, epsilon would be far too small."""
+        engine, model, optimizer, _ = setup()
+        x, y = task().tensors
+        F.cross_entropy(model(x[:BATCH]), y[:BATCH]).backward()
+        with pytest.raises(RuntimeError, match="that make_private returned"):
+            optimizer.step()
+        assert engine.accountant.ledger.steps == 0
+
+    def test_the_rate_of_a_loader_cannot_be_changed(self):
+        _, _, _, loader = setup()
+        for name in ("sample_rate", "batch_size", "expected_batch_size"):
+            with pytest.raises(AttributeError):
+                setattr(loader, name, 1.0)
+
+    @pytest.mark.parametrize("change", ["clipping", "freeze"])
+    def test_bounds_cannot_change_within_a_logical_step(self, change):
+        """Samples clipped at 10 would be noised as if clipped at 1."""
+        _, model, optimizer, loader = setup(max_physical_batch_size=8, clipping=FlatClipping(10.0))
+
+        def run():
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if change == "clipping":
+                    optimizer.clipping = FlatClipping(1.0)
+                else:
+                    model[0].requires_grad_(False)
+
+        with pytest.raises(RuntimeError, match="within a logical step"):
+            run()
+
+    def test_between_logical_steps_they_can(self):
+        _, model, optimizer, loader = setup(max_physical_batch_size=8)
+        train(model, optimizer, loader)
+        optimizer.clipping = FlatClipping(0.5)
+        train(model, optimizer, loader)
+
+    def test_a_criterion_that_contradicts_the_reduction_is_refused(self):
+        with pytest.raises(ValueError, match="give both the same"):
+            setup(criterion=nn.CrossEntropyLoss(reduction="sum"))
+
+
 class TestOnlyReleasedGradientsAreUsed:
     def test_foreign_parameters_cannot_be_added(self):
         _, _, optimizer, _ = setup()
@@ -416,9 +462,10 @@ class TestAccounting:
         train(model, optimizer, loader, epochs=5)
         assert engine.accountant.ledger.steps == 12
         assert engine.get_epsilon(1e-3) <= 4
-        x, y = task().tensors
-        loader.current = None
+        loader.stop_when = lambda: False
+        x, y = next(iter(loader))
         before = weights(model).clone()
+        optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         with pytest.raises(BudgetExhausted, match="12 steps"):
             optimizer.step()
@@ -627,6 +674,26 @@ class TestConfig:
             SpectralConfig(input_layouts={"nine": (8,)}).spectral(cnn())
         with pytest.raises(ValueError, match="'kernel' or 'signal'"):
             SpectralConfig(support="image")
+        with pytest.raises(ValueError, match="'lowest', 'box', 'paper'"):
+            SpectralConfig(band="high")
+        with pytest.raises(ValueError, match="unknown transform"):
+            SpectralConfig(conv_transform="wavelet")
+
+    def test_layers_that_share_a_weight_share_its_filter(self):
+        model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))
+        model[1].weight = model[0].weight
+        spectral = SpectralConfig(conv_filter=Adaptive()).spectral(model)
+        assert spectral["0"].filter is spectral["1"].filter
+
+    def test_the_papers_layout_survives_an_empty_first_batch(self):
+        _, model, optimizer, loader = setup(spectral=SpectralConfig.paper(0.5, 0.5))
+        for x, y in loader:
+            loader.current = dataclasses.replace(loader.current, size=0)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[:0]), y[:0]).backward()
+            optimizer.step()
+            break
+        assert optimizer.steps == 1
 
 
 def _doubled(loader):

@@ -20,7 +20,7 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used, with the reason."""
 
 
-def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def save(state: Mapping[str, Any], path: str | os.PathLike[str], **torch_save_kwargs: Any) -> None:
     """Writes a checkpoint atomically: at any moment the path holds the old file or the new one, whole.
 
     The new file is written beside it, forced to the disk and then renamed.
@@ -31,7 +31,7 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save({"format": FORMAT, "version": VERSION, **state}, file)
+            torch.save({"format": FORMAT, "version": VERSION, **state}, file, **torch_save_kwargs)
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(target)

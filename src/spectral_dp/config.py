@@ -7,14 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from spectral_dp.filters import Filter, Identity, LowPass, Order, PaperBand, Region
 from spectral_dp.gradients.rule import Spectral, Support, find_rule
 from spectral_dp.layers import BlockCirculantLinear
-from spectral_dp.transforms import TransformName
+from spectral_dp.transforms import TransformName, get_transform
 
 
 def plain_repr(value: object) -> str:
@@ -62,6 +62,10 @@ class SpectralConfig:
     def __post_init__(self) -> None:
         for name in ("layers", "input_layouts"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        if self.band not in get_args(Band):
+            raise ValueError(f"unknown band {self.band!r}: choose one of {', '.join(map(repr, get_args(Band)))}")
+        if self.conv_transform is not None:
+            get_transform(self.conv_transform)
         for kind in ("conv", "linear"):
             ratio, given = getattr(self, f"{kind}_ratio"), getattr(self, f"{kind}_filter")
             if given is not None and ratio != 0:
@@ -89,11 +93,12 @@ class SpectralConfig:
         for name in (*self.layers, *self.input_layouts):
             if name not in modules:
                 raise ValueError(f"the model has no layer named {name!r}: it has {', '.join(filter(None, modules))}")
-        chosen = {}
+        chosen: dict[str, Spectral] = {}
+        copies: dict[int, Spectral] = {}  # layers that share a weight share what is released of it
         for name, module in modules.items():
             spectral = self.layers.get(name) or self._of(name, module)
             if spectral is not None and find_rule(module) is not None:
-                chosen[name] = copy.deepcopy(spectral)
+                chosen[name] = copies.setdefault(id(module._parameters.get("weight")), copy.deepcopy(spectral))
         return chosen
 
     def describe(self) -> dict[str, Any]:

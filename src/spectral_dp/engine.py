@@ -26,7 +26,7 @@ from spectral_dp.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.optimizer import LossReduction, PrivateOptimizer
 from spectral_dp.relations import Relation
 from spectral_dp.run import Run
-from spectral_dp.sampling import CountingLoader, PoissonLoader
+from spectral_dp.sampling import CountingLoader, PhysicalBatch, PoissonLoader
 
 
 class PrivacyEngine:
@@ -124,7 +124,7 @@ class PrivacyEngine:
                 "noise from a generator can be predicted: leave noise_generator out, or for an experiment use "
                 "PrivacyEngine(seed=..., reproducibility_over_privacy=True)"
             )
-        _check_criterion(criterion)
+        _check_criterion(criterion, loss_reduction)
         if not batch_first:
             raise ValueError(
                 "samples must be numbered by the first dimension: use batch_first=True, and layers likewise"
@@ -144,7 +144,7 @@ class PrivacyEngine:
             loss_reduction=loss_reduction,
             relation=self._relation,
             views=augmentation_multiplicity,
-            current_batch=lambda: loader.current,
+            current_batch=lambda: _current(loader),
             before_release=lambda: run.record(),
         )
         run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
@@ -261,6 +261,10 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: PrivateOptimizer | None = None,
         checkpoint_dict: Mapping[str, Any] | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        module_state_dict_kwargs: Mapping[str, Any] | None = None,
+        torch_save_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Saves model, optimizer, ledger, filters, sampler position and privacy settings together, atomically.
 
@@ -273,11 +277,18 @@ class PrivacyEngine:
             optimizer: The private optimizer; the engine's own where not given.
             checkpoint_dict: Anything else to keep with it, such as a scheduler's ``state_dict``: tensors and plain
                 types.
+            noise_scheduler: Refused: there are no such objects here. See ``checkpoint_dict``.
+            grad_clip_scheduler: Refused, likewise.
+            module_state_dict_kwargs: For ``module.state_dict``.
+            torch_save_kwargs: For ``torch.save``.
         """
+        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         state = self._require_run().state_dict(module) | {"extra": dict(checkpoint_dict or {})}
+        if module_state_dict_kwargs:
+            state["module"] = module.state_dict(**module_state_dict_kwargs)
         if optimizer is not None:
             state["optimizer"] = optimizer.state_dict()
-        checkpoint.save(state, path)
+        checkpoint.save(state, path, **(torch_save_kwargs or {}))
 
     def load_checkpoint(
         self,
@@ -285,6 +296,8 @@ class PrivacyEngine:
         path: str | os.PathLike[str],
         module: nn.Module,
         optimizer: PrivateOptimizer | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
         torch_load_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Restores :meth:`save_checkpoint` into a run made private with the same settings, and returns its extra dict.
@@ -292,6 +305,7 @@ class PrivacyEngine:
         Nothing is changed if the checkpoint is damaged, is of another configuration, or its ledger does not match its
         steps.
         """
+        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         run = self._require_run()
         if optimizer is not None and optimizer is not run.optimizer:
             raise ValueError("that is not the optimizer that make_private returned: leave it out, or make it private")
@@ -339,10 +353,29 @@ class PrivacyEngine:
         return CountingLoader(data_loader), sample_rate, float(data_loader.batch_size)
 
 
-def _check_criterion(criterion: Any) -> None:
-    """Refuses losses that are known to divide by what other samples hold."""
+def _current(loader: PoissonLoader | CountingLoader) -> PhysicalBatch:
+    if loader.current is None:
+        raise RuntimeError(
+            "step() before a batch was drawn from the loader that make_private returned: iterate over that one, not "
+            "over the DataLoader it was made from, whose batches are not what the ledger accounts for"
+        )
+    return loader.current
+
+
+def _check_criterion(criterion: Any, loss_reduction: str) -> None:
+    """Refuses losses that are known to divide by what other samples hold, or by something else than is said."""
+    if getattr(criterion, "reduction", loss_reduction) != loss_reduction:
+        raise ValueError(
+            f"{type(criterion).__name__} has reduction={criterion.reduction!r}, but loss_reduction={loss_reduction!r}: "
+            "give both the same, or every gradient is clipped at the wrong scale"
+        )
     if getattr(criterion, "reduction", "mean") == "mean" and getattr(criterion, "weight", None) is not None:
         raise ValueError(
             f"{type(criterion).__name__} with class weights and reduction='mean' divides by the weights of the batch, "
             "so one sample rescales the others: use reduction='sum' and loss_reduction='sum'"
         )
+
+
+def _refuse_schedulers(*schedulers: object) -> None:
+    if any(scheduler is not None for scheduler in schedulers):
+        raise ValueError("noise and clipping schedulers are not kept: put their state into checkpoint_dict")

@@ -87,6 +87,7 @@ class PrivateOptimizer(Optimizer):
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._logical_step: tuple[int, int] | None = None
         self._consumed: PhysicalBatch | None = None
+        self._bounded_by: tuple[Clipping, tuple[int, ...]] | None = None
         self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # the last one, and how often it had been changed
         self._check_parameters()
         for name in dir(Optimizer):  # hooks belong to the wrapped optimizer, whose step it is
@@ -176,6 +177,7 @@ class PrivateOptimizer(Optimizer):
         if current is not None and current.step != self._logical_step:
             self._sums = {}  # of a logical step that was broken off: never released, and not part of this one
             self._logical_step = current.step
+        self._check_unchanged(begins=not self._sums)
         self._consumed = current
         for batch in batches:
             self._add(batch)
@@ -199,6 +201,7 @@ class PrivateOptimizer(Optimizer):
     @torch.no_grad()
     def _release(self) -> None:
         """Noise on the sums, once; then the public rest: post-gain, inverse transform, divisor."""
+        self._check_unchanged(begins=not self._sums)
         self._before_release()
         blocks = [parameters for _, parameters in self.gradients.trained_blocks]
         sums = {p: self._sums[p] if p in self._sums else self.gradients.zeros(p) for p in self.gradients.trained}
@@ -235,6 +238,16 @@ class PrivateOptimizer(Optimizer):
                 "(Two losses of the same samples: add them and call backward() once. Another model than the one made "
                 "private? Train the one that make_private returned.)"
             )
+
+    def _check_unchanged(self, *, begins: bool) -> None:
+        """All samples of a logical step are bounded alike, and noised by the same bounds."""
+        now = (self.clipping, tuple(map(id, self.gradients.trained)))
+        if not begins and now != self._bounded_by:
+            raise RuntimeError(
+                "clipping, or what is trained, was changed within a logical step: change it after a step() that "
+                "released, when loader.current.is_last"
+            )
+        self._bounded_by = now
 
     def _check_no_other_gradients(self) -> None:
         """Plain gradients of parameters come from uses outside their layers, which nobody clips."""

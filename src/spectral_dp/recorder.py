@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 
 class Call(NamedTuple):
@@ -130,7 +130,7 @@ class Recorder:
             leaves[i] = _hookable(leaves[i])
         for i in tensors[1:]:
             leaves[i].register_hook(_refuse_second_output(module))
-        inputs = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)]
+        inputs = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
         versions = [v._version for v in inputs]
         this = weakref.ref(self)
 
@@ -193,7 +193,7 @@ def _detached(call: Call) -> Call:
     def detach(value: Any) -> Any:
         return value.detach() if isinstance(value, Tensor) else value
 
-    return Call(tuple(map(detach, call.args)), {name: detach(value) for name, value in call.kwargs.items()})
+    return Call(*tree_map(detach, (call.args, dict(call.kwargs))))
 
 
 def _remove_all(handles: list[Any]) -> None:

@@ -47,6 +47,7 @@ class Run:
             "sample_rate": self.sample_rate,
             "relation": str(optimizer.relation),
             "views": optimizer.views,
+            "loss_reduction": optimizer.loss_reduction,
             **{f"spectral.{name}": value for name, value in self.spectral.describe().items()},
         }
 
@@ -98,9 +99,9 @@ class Run:
                 f"the ledger lists {ledger.steps} steps under {ledger.relation}, but {steps} were made under "
                 f"{relation}: the checkpoint was tampered with"
             )
-        if self.ledger.steps > ledger.steps:
+        if self.ledger.steps and self.ledger != ledger:
             raise CheckpointError(
-                f"this engine has run {self.ledger.steps} steps and the checkpoint is from step {ledger.steps}: going "
-                "back would forget what the later steps released. If nobody saw it, resume with a new engine"
+                f"this engine has run {self.ledger.steps} steps and the checkpoint is from step {ledger.steps}: "
+                "loading it would forget what they released. If nobody saw it, resume with a new engine"
             )
         return ledger

@@ -112,8 +112,7 @@ class PoissonLoader:
                 "privacy: leave the seed out, or pass reproducibility_over_privacy=True for an experiment"
             )
         self.dataset = dataset
-        self.batch_size = self.expected_batch_size = batch_size
-        self.sample_rate = batch_size / size
+        self._batch_size = batch_size
         self.max_physical_batch_size = max_physical_batch_size
         self.is_private = seed is None
         self.current: PhysicalBatch | None = None
@@ -156,6 +155,18 @@ class PoissonLoader:
             reproducibility_over_privacy=reproducibility_over_privacy,
             like=like,
         )
+
+    @property
+    def batch_size(self) -> float:
+        """The expected size of a logical batch. The ledger and the divisor are built on it: it cannot be changed."""
+        return self._batch_size
+
+    expected_batch_size = batch_size
+
+    @property
+    def sample_rate(self) -> float:
+        """``q``; see :attr:`batch_size`."""
+        return self._batch_size / self._size
 
     def __len__(self) -> int:
         return math.ceil(round(self._size / self.batch_size, 9))  # rounded: N / (N * (1 / 49)) is a little above 49

@@ -49,6 +49,13 @@ def test_fix_replaces_batch_norm_by_group_norm(norm):
         assert replaced.weight is not norm.weight
 
 
+def test_fix_of_one_batch_norm_under_two_names():
+    norm = nn.BatchNorm2d(4)
+    fixed = fix(nn.Sequential(norm, nn.ReLU(), norm))
+    assert isinstance(fixed[0], nn.GroupNorm)
+    assert fixed[0] is fixed[2]
+
+
 def test_fix_of_the_root_itself():
     assert isinstance(fix(nn.BatchNorm2d(4)), nn.GroupNorm)
 

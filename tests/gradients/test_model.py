@@ -10,6 +10,7 @@ from oracle import norm_of, relative_error, sample_gradients
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from spectral_dp.clipping import clip_factors
 from spectral_dp.filters import Identity, LowPass, PaperBand
@@ -186,12 +187,18 @@ class TestTheModelIsChangedAfterwards:
                     self.mean.lerp_(x.mean(0), 0.1)
                 return x * self.weight
 
-        model = nn.Sequential(RunningMean())
-        gradients = ModelGradients(model)
-        model(torch.randn(3, 6)).sum().backward()
-        with pytest.raises(RuntimeError, match=r"0\.mean.*raw data"):
-            gradients.take()
-        gradients.remove()
+        class NewTensor(RunningMean):
+            def forward(self, x):
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+                return x * self.weight
+
+        for make in (RunningMean, NewTensor):
+            model = nn.Sequential(make())
+            gradients = ModelGradients(model)
+            model(torch.randn(3, 6)).sum().backward()
+            with pytest.raises(RuntimeError, match=r"0\.mean.*raw data"):
+                gradients.take()
+            gradients.remove()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -287,6 +294,50 @@ class TestFallback:
                 return self.odd(self.first(x), shift=x, power=2)
 
         check(Model().double(), torch.randn(4, 6, dtype=torch.float64))
+
+    @pytest.mark.parametrize(
+        "wrap", [lambda x: {"x": x}, lambda x: (x, 2), lambda x: [{"x": (x,)}]], ids=["dict", "tuple", "nested"]
+    )
+    def test_inputs_inside_containers(self, wrap):
+        """Taken as shared by all samples, every per-sample gradient would be that of the whole batch."""
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.token, self.layer = nn.Parameter(torch.randn(6)), nn.Linear(6, 3)
+
+            def forward(self, batch):
+                (x,) = (t for t in tree_leaves(batch) if isinstance(t, torch.Tensor))
+                return self.layer(x + self.token)
+
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = Model()
+
+            def forward(self, x):
+                return self.inner(wrap(x))
+
+        check(Outer().double(), torch.randn(4, 6, dtype=torch.float64))
+
+    def test_a_module_that_does_not_return_one_entry_a_sample_is_refused(self):
+        class Summing(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(6))
+
+            def forward(self, x):
+                return (x * self.weight).sum(0)
+
+        gradients, batch, _ = run(nn.Sequential(Summing()), torch.randn(6, 6))
+        gradients.remove()
+        with pytest.raises(RuntimeError, match="given one sample"):
+            batch.squared_norms()
+
+    def test_a_forward_patched_on_an_instance(self):
+        layer = nn.Linear(6, 2)
+        layer.forward = lambda x: nn.functional.linear(2 * x, layer.weight, layer.bias)
+        check(nn.Sequential(layer).double(), torch.randn(4, 6, dtype=torch.float64))
 
     @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch, which says so itself
     def test_covers_attention(self):
@@ -595,6 +646,17 @@ def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
     _, _, geometry = rule._planes(x, dA)
     norm = conv_norms.gram_squared_norms(x, dA, geometry, rule._projection(dA)).sqrt()
     assert float(norm) >= 9 * torch.finfo(torch.float32).eps * float(x.norm() * dA.norm())
+
+
+def test_norms_of_large_kernels_are_not_underestimated():
+    """Two million float32 squares in one sum lose more than the clip's rounding guard."""
+    module = nn.Conv2d(512, 512, 3, padding=1, bias=False)
+    rule = KernelConvRule(module, Spectral())
+    x, dA = torch.rand(1, 512, 4, 4) + 1, torch.rand(1, 512, 4, 4) + 1
+    geometry = rule._planes(x, dA)[2]
+    norms, chunks = conv_norms.sample_gradients(x, dA, geometry)
+    exact = torch.cat([chunk.flatten(1) for chunk in chunks]).double().square().sum(1)
+    torch.testing.assert_close(norms.double(), exact, rtol=1e-6, atol=0)
 
 
 def test_samples_must_stay_in_the_first_dimension():

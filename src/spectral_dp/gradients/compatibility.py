@@ -43,13 +43,14 @@ def fix(model: nn.Module) -> nn.Module:
     fixed = copy.deepcopy(model)
     if isinstance(fixed, _BatchNorm):
         return _group_norm(fixed)
+    replaced: dict[nn.Module, nn.GroupNorm] = {}
     for module in list(fixed.modules()):
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
-        for name, child in module.named_children():
+        for name, child in module._modules.items():
             if isinstance(child, _BatchNorm):
-                setattr(module, name, _group_norm(child))
+                replaced[child] = module._modules[name] = replaced.get(child) or _group_norm(child)
     return fixed
 
 

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_dp.clipping import row_norms
 from spectral_dp.gradients.rule import rounded_up
 
 CHUNK_BYTES = 4 * 2**20
@@ -77,7 +78,7 @@ def sample_gradients(
         z = torch.stack(taps, 1).view(n, groups, kh * kw, c_in_group * c_out_group)
         if projection is not None:
             z = projection @ z
-        squared.append(torch.linalg.vector_norm(z.flatten(1), dim=1).square())
+        squared.append(row_norms(z).square().to(z.dtype))
         chunks.append(z.unflatten(3, (c_in_group, c_out_group)))
     return torch.cat(squared), chunks
 

@@ -17,6 +17,7 @@ gradient's: the paper's layout, kept for comparison; kernel support (``conv.py``
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +44,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         if layout is not None:
             if len(layout) != len(module.kernel_size) + 1 or layout[0] != module.in_channels:
                 raise ValueError(f"input layout {layout} does not fit {module}: give (channels, *spatial size)")
-            before_after = module._reversed_padding_repeated_twice[::-1]
-            self._size = tuple(n + before_after[2 * i] + before_after[2 * i + 1] for i, n in enumerate(layout[1:]))
+            self._size = _padded_size(module, layout[1:])
         if spectral.transform not in (None, "fourier"):
             raise ValueError(f"signal support is defined on the Fourier spectrum, not on {spectral.transform!r}")
         super().__init__(module, spectral)
@@ -81,6 +81,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
         sums = {}
         if self.trains("weight") and len(dA) == 0:
+            self._fix_size(_padded_size(self.module, x.shape[2:]))
             sums["weight"] = dA.new_zeros(self.coefficient_shape("weight"), dtype=self.dtype)
         elif self.trains("weight"):
             X, A = self._spectra(x, dA, counted=False)
@@ -134,6 +135,11 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
 
     def _biases(self, dA: Tensor) -> Tensor:
         return dA.to(self.dtype).flatten(2).sum(2)
+
+
+def _padded_size(module: nn.Conv1d | nn.Conv2d, size: Sequence[int]) -> tuple[int, ...]:
+    before_after = module._reversed_padding_repeated_twice[::-1]
+    return tuple(n + before_after[2 * i] + before_after[2 * i + 1] for i, n in enumerate(size))
 
 
 class _Frequencies:

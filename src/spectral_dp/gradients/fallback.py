@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from spectral_dp.gradients.rule import Rule, Spectral
 from spectral_dp.recorder import Call
@@ -62,14 +62,16 @@ class FallbackRule(Rule[nn.Module]):
         def prepared(value: Tensor) -> Tensor:
             return value.detach().to(self.dtype) if value.is_floating_point() else value
 
-        batched = [prepared(v) for v in (*x.args, *x.kwargs.values()) if is_batched(v)]
+        leaves, structure = tree_flatten((x.args, dict(x.kwargs)))
+        batched = [prepared(v) for v in leaves if is_batched(v)]
 
         def inner_product(parameters: dict[str, Tensor], inputs: list[Tensor], dA_b: Tensor) -> Tensor:
             remaining = iter(inputs)
-            args = tuple(next(remaining)[None] if is_batched(v) else v for v in x.args)
-            kwargs = {k: next(remaining)[None] if is_batched(v) else v for k, v in x.kwargs.items()}
+            args, kwargs = tree_unflatten([next(remaining)[None] if is_batched(v) else v for v in leaves], structure)
             output = functional_call(self.module, parameters, args, kwargs)
             out = next(t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
+            if out.shape != (1, *dA_b.shape):
+                raise RuntimeError(f"given one sample it returns {tuple(out.shape)}, not {(1, *dA_b.shape)}")
             return (out * dA_b[None]).sum()
 
         try:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from spectral_dp.gradients.compatibility import validate
 from spectral_dp.gradients.fallback import FallbackRule
@@ -68,8 +69,11 @@ class ModelGradients:
         self._recorder = Recorder({layer.rule.module: layer.rule.parameters().values() for layer in layers})
 
     def _remember_buffers(self) -> None:
-        floating = {name: b for name, b in self._model.named_buffers() if b.is_floating_point()}
-        self._buffers = {name: b._version for name, b in floating.items()}
+        self._buffers = {name: (b, b._version) for name, b in self._watched_buffers().items()}
+
+    def _watched_buffers(self) -> dict[str, Tensor]:
+        """All but the counter of BatchNorm, which tells nothing of the samples."""
+        return {name: b for name, b in self._model.named_buffers() if not name.endswith("num_batches_tracked")}
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of every layer for a step, before it reads any data."""
@@ -166,7 +170,11 @@ class ModelGradients:
         """The model may have been changed since, in ways that would let raw data out."""
         validate(self._model)
         _check_covered(self._model, self._owners)
-        changed = [name for name, b in self._model.named_buffers() if self._buffers.get(name, b._version) != b._version]
+        changed = [
+            name
+            for name, b in self._watched_buffers().items()
+            if name not in self._buffers or self._buffers[name][0] is not b or self._buffers[name][1] != b._version
+        ]
         if changed:
             raise RuntimeError(
                 f"buffers {changed} were changed since the last step: what a forward pass writes into a buffer is raw "
@@ -250,6 +258,8 @@ class RecordedBatch:
             total: dict[nn.Parameter, tuple[Use, str, Tensor]] = {}
             for use in self._uses[i]:
                 rule, x, dA = use
+                if rule.coordinate_shape() != self._uses[i][0][0].coordinate_shape() and rule.gains is not None:
+                    raise ValueError("layers that share a filtered weight must see inputs of one size")
                 for name, value in rule.per_sample(x, dA).items():
                     parameter = rule.parameter(name)
                     total[parameter] = (use, name, total[parameter][2] + value if parameter in total else value)
@@ -348,10 +358,13 @@ def _views(x: Any, dA: Tensor, views: int) -> Iterator[tuple[Any, Tensor]]:
 
 def _on_samples(function: Callable[[Tensor], Tensor], x: Any, rows: int) -> Any:
     """Applies a function to the tensors of a layer's input that have one entry a sample."""
+
+    def on_leaf(leaf: Any) -> Any:
+        return function(leaf) if isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == rows else leaf
+
     if isinstance(x, Call):
-        args = tuple(_on_samples(function, value, rows) for value in x.args)
-        return Call(args, {name: _on_samples(function, value, rows) for name, value in x.kwargs.items()})
-    return function(x) if isinstance(x, Tensor) and x.ndim > 0 and len(x) == rows else x
+        return Call(*tree_map(on_leaf, (x.args, dict(x.kwargs))))
+    return on_leaf(x)
 
 
 def _merged(uses: list[Use]) -> list[Use]:

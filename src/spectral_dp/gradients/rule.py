@@ -200,6 +200,8 @@ def register(*module_types: type[nn.Module]) -> Callable[[RuleType], RuleType]:
 
 def find_rule(module: nn.Module) -> Callable[[Any, Spectral], Rule[Any]] | None:
     """Returns the registered rule of a layer, or None."""
+    if "forward" in vars(module):  # patched on this very module
+        return None
     own = {name for name, _ in module.named_parameters(recurse=False)}
     if nn.utils.parametrize.is_parametrized(module) or any(name.startswith("weight_") for name in own):
         return None  # its weight is computed (weight_norm, spectral_norm, prune): not a parameter of the layer
