@@ -596,6 +596,9 @@ class TestErrors:
 
         with pytest.warns(UserWarning, match="1/N"):
             plan(target_delta=0.1)
+        engine, _, _, _ = setup()
+        with pytest.warns(UserWarning, match="1/N"):
+            engine.get_epsilon(0.1)
         with pytest.raises(ValueError, match="out of reach"):
             plan(target_epsilon=1e-8, target_delta=1e-9, epochs=10**5)
 

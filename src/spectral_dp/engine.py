@@ -206,7 +206,9 @@ class PrivacyEngine:
         return result
 
     def get_epsilon(self, delta: float) -> float:
-        """Returns the ``ε`` spent so far at ``delta``, by the steps actually run."""
+        """Returns the ``ε`` spent so far at ``delta``, by the steps actually run; warns if ``delta >= 1/N``."""
+        if self._run is not None:
+            accounting.warn_if_delta_too_large(delta, len(self._run.loader.dataset))
         return self.accountant.get_epsilon(delta)
 
     def is_compatible(
