@@ -208,7 +208,7 @@ class PrivacyEngine:
     def get_epsilon(self, delta: float) -> float:
         """Returns the ``ε`` spent so far at ``delta``, by the steps actually run; warns if ``delta >= 1/N``."""
         if self._run is not None:
-            accounting.warn_if_delta_too_large(delta, len(self._run.loader.dataset))
+            accounting.warn_if_delta_too_large(delta, len(self._run.loader.dataset))  # type: ignore[arg-type]
         return self.accountant.get_epsilon(delta)
 
     def is_compatible(

@@ -1,7 +1,6 @@
 """The per-sample gradients of whole models: sharing, reuse, fallback, hostile samples, memory, Opacus as an oracle."""
 
 import functools
-import math
 import warnings
 
 import pytest
@@ -13,12 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from spectral_dp.clipping import clip_factors
-from spectral_dp.filters import Identity, LowPass, PaperBand
-from spectral_dp.gradients import ModelGradients, Rule, Spectral, conv_norms, register
-from spectral_dp.gradients import rule as rule_module
+from spectral_dp.filters import LowPass
+from spectral_dp.gradients import ModelGradients, Rule, Spectral, register
 from spectral_dp.gradients.conv import KernelConvRule
-from spectral_dp.gradients.rule import _RULES, find_rule
-from spectral_dp.layers import BlockCirculantLinear
+from spectral_dp.gradients.rule import _RULES
 
 TOLERANCE = 1e-9
 
@@ -208,12 +205,12 @@ def test_half_precision_models_are_clipped_in_float32(dtype):
     gradients = ModelGradients(model)
     model(torch.randn(1, 40, dtype=dtype) * 100).square().sum().backward()
     batch = gradients.take()
-    c = clip_factors(batch.squared_norms().sum(0).sqrt(), C)
+    c = clip_factors(batch.squared_norms().sum(0).sqrt(), 0.7)
     sums = batch.clipped_sums(c)
     gradients.remove()
     assert all(v.dtype == torch.float32 for v in sums.values())
     norm = float(torch.stack([v.double().square().sum() for v in sums.values()]).sum().sqrt())
-    assert 0.99 * C < norm <= C
+    assert 0.99 * 0.7 < norm <= 0.7
 
 
 @pytest.mark.filterwarnings("ignore:no rule for")
@@ -438,225 +435,6 @@ def test_a_subclass_with_its_own_forward_does_not_inherit_the_rule():
     with pytest.warns(UserWarning, match="no rule for Doubled"):
         check(nn.Sequential(Doubled(6, 2)).double(), torch.randn(4, 6, dtype=torch.float64))
     check(nn.Sequential(Named(6, 2)).double(), torch.randn(4, 6, dtype=torch.float64))
-
-
-# Check B of the privacy proof, through the real path: hooks, rules, clipping factors, sums.
-
-C = 0.7
-
-
-def hostile_images():
-    x = torch.randn(2, 6, 6)
-    one_nan, one_inf = x.clone(), x.clone()
-    one_nan[0, 3, 3] = math.nan
-    one_inf[1, 0, 0] = math.inf
-    stripes = torch.ones_like(x) * 1e4
-    stripes[..., ::2] *= -1
-    return [x, x * 1e6, x * 1e18, x * 1e30, torch.zeros_like(x), torch.ones_like(x) * 1e6, stripes, one_nan, one_inf]
-
-
-def clipped_release(model, gradients, x):
-    """The clipped sums of a batch, all coefficients in one vector; samples that are not finite count as zero."""
-    model(x).square().sum().backward()
-    batch = gradients.take()
-    c = clip_factors(batch.squared_norms().sum(0).sqrt(), C)
-    return torch.cat([v.double().flatten() for v in batch.clipped_sums(c).values()])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("uses_gram", [True, False], ids=["gram", "materialise"])
-@pytest.mark.parametrize(
-    "spectral",
-    [
-        Spectral(),
-        Spectral(LowPass(0.5)),
-        Spectral(LowPass(0.5, order="clip_then_filter")),
-        Spectral(PaperBand(0.5), support="signal"),
-    ],
-    ids=["plain", "filtered", "paper's order", "signal support"],
-)
-def test_no_sample_moves_the_sums_further_than_the_bound(spectral, uses_gram, dtype, monkeypatch):
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
-    model = nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(inplace=True),
-        nn.Conv2d(3, 3, 3, stride=2, groups=3), nn.Flatten(), nn.Linear(12, 3),
-    ).to(dtype)  # fmt: skip
-    gradients = ModelGradients(model, {"0": spectral, "2": spectral})
-    worst = 0.0
-    for size in (1, 3):
-        batch = torch.randn(size, 2, 6, 6, dtype=dtype)
-        before = clipped_release(model, gradients, batch)
-        for record in hostile_images():
-            after = clipped_release(model, gradients, torch.cat([batch, record[None].to(dtype)]))
-            assert bool(after.isfinite().all()), "a hostile sample made the release non-finite"
-            worst = max(worst, float((after - before).norm()))
-    gradients.remove()
-    assert 0.5 * C < worst <= C * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("make", [lambda: nn.Linear(6, 6), lambda: Reused(nn.Linear(6, 6)), lambda: nn.LayerNorm(6)])
-def test_long_sequences_and_reused_layers_are_bounded_too(make):
-    model = make()
-    gradients = ModelGradients(model)
-    tokens = torch.randn(1, 200, 6)
-    cancelling = torch.cat([tokens, -tokens], dim=1) * 1e3
-    base = torch.randn(2, 400, 6)
-    before = clipped_release(model, gradients, base)
-    for record in (torch.randn(1, 400, 6) * 1e6, cancelling, torch.ones(1, 400, 6) * 1e4):
-        after = clipped_release(model, gradients, torch.cat([base, record]))
-        assert float((after - before).norm()) <= C * (1 + 1e-5)
-    gradients.remove()
-
-
-def test_control_token_norms_added_up_would_be_caught(monkeypatch):
-    """The neighbour check has power: the sum of the tokens' norms is not a bound on the norm of their sum."""
-    from spectral_dp.gradients import linear
-
-    monkeypatch.setattr(linear, "token_norms", lambda x, dA: (x.square().sum(2) * dA.square().sum(2)).sum(1))
-    model = nn.Linear(6, 6)
-    gradients = ModelGradients(model)
-    base = torch.zeros(1, 400, 6)
-    before = clipped_release(model, gradients, base)
-    after = clipped_release(model, gradients, torch.cat([base, torch.ones(1, 400, 6) * 1e4]))
-    gradients.remove()
-    assert float((after - before).norm()) > 5 * C
-
-
-def hostile_tokens(tokens, n, m):
-    """Samples made to break a clip, ``x (1, T, n)`` and ``dA (1, T, m)``: what cancels leaves only rounding errors."""
-    signs = torch.tensor([1.0, -1.0]).repeat_interleave(max(tokens // 2, 1)).repeat(2)[:tokens].view(1, tokens, 1)
-    same, one = torch.randn(1, 1, n), torch.randn(1, 1, m)
-    yield torch.randn(1, tokens, n) * 1e6, torch.randn(1, tokens, m) * 1e3
-    yield torch.zeros(1, tokens, n), torch.randn(1, tokens, m)
-    yield same.expand(1, tokens, n) * 1e6, one * signs
-    yield same + 1e-5 * torch.randn(1, tokens, n), one * signs * 1e6
-    yield same.expand(1, tokens, n), one.expand(1, tokens, m)
-
-
-def contribution(rule, x, dA):
-    """Norm of what one sample adds to the clipped sums."""
-    c = clip_factors(rule.squared_norms(x, dA).double().sqrt(), C)
-    return float(torch.stack([z.double().square().sum() for z in rule.clipped_sum(x, dA, c).values()]).sum().sqrt())
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 4, 64, 4000])
-@pytest.mark.parametrize(("n", "m"), [(6, 5), (200, 300)])
-def test_cancelling_tokens_are_bounded_in_float32(tokens, n, m):
-    """Norm and sum of such a sample are rounding errors, and not the same ones: unguarded, it counts up to 4 C."""
-    rule = find_rule(nn.Linear(n, m))(nn.Linear(n, m), Spectral())
-    for seed in range(3):
-        torch.manual_seed(seed)
-        for x, dA in hostile_tokens(tokens, n, m):
-            assert contribution(rule, x, dA) <= C
-
-
-@pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 400), lambda: BlockCirculantLinear(4, 400, 4)])
-def test_squares_that_underflow_do_not_hide_a_sample(make, tokens):
-    """An enormous input, a vanishing output gradient: their product is large, the square of the small one is zero."""
-    module = make()
-    rule = find_rule(module)(module, Spectral())
-    for small in (1e-18, 1e-19, 2e-20, 1e-22):
-        x, dA = torch.full((1, tokens, 4), 1e18), torch.full((1, tokens, 400), small)
-        moved = {name: value * 1000 for name, value in rule.clipped_sum(x, dA, clipped_for_mean(rule, x, dA)).items()}
-        assert float(torch.stack([z.double().square().sum() for z in moved.values()]).sum().sqrt()) <= C
-
-
-def clipped_for_mean(rule, x, dA, batch=1000):
-    """Factors as for a mean over a thousand samples, which is undone after the norm has been taken."""
-    return clip_factors((rule.squared_norms(x, dA).double() * batch**2).sqrt(), C)
-
-
-def test_underflow_in_a_gram_norm():
-    module = nn.Conv2d(2, 400, 3, bias=False)
-    rule = KernelConvRule(module, Spectral())
-    x, dA = torch.full((1, 2, 5, 5), 1e18), torch.full((1, 400, 3, 3), 2e-20)
-    geometry = rule._planes(x, dA)[2]
-    exact = conv_norms.per_sample(x.double(), dA.double(), geometry).flatten(1).norm(dim=1)
-    assert float(conv_norms.gram_squared_norms(x, dA, geometry).sqrt()) >= float(exact)
-
-
-@pytest.mark.parametrize("make", [lambda: nn.Embedding(3, 4), lambda: Reused(nn.Conv1d(1, 1, 3, padding=1))])
-def test_cancelling_uses_do_not_wipe_out_other_samples(make):
-    """Norm zero, but huge terms in the shared sum: their rounding would erase what the others contributed."""
-    torch.manual_seed(0)
-    model = make()
-    gradients = ModelGradients(model)
-    embedding = isinstance(model, nn.Embedding)
-    x = torch.zeros(50, 6, dtype=torch.long) if embedding else torch.randn(50, 1, 6)
-    dA = torch.randn(50, 6, 4) if embedding else torch.randn(50, 1, 6)
-    signs = torch.tensor([1.0, -1.0]).repeat(3).view((1, 6, 1) if embedding else (1, 1, 6)) * 2.0**33
-
-    def release(rows):
-        huge = signs.expand_as(dA[:1])
-        (model(x[:rows]) * torch.cat([dA[: rows - 1], huge if rows == 50 else dA[rows - 1 : rows]])).sum().backward()
-        batch = gradients.take()
-        c = clip_factors(batch.squared_norms().sum(0).sqrt(), C)
-        return torch.cat([v.double().flatten() for v in batch.clipped_sums(c).values()])
-
-    moved = release(50) - release(49)
-    gradients.remove()
-    assert float(moved.norm()) <= C * (1 + 1e-4)
-
-
-def test_control_unguarded_token_norms_are_caught(monkeypatch):
-    monkeypatch.setattr(rule_module, "rounded_up", lambda squared, *_, from_gram: squared.clamp(min=0))
-    with pytest.raises(AssertionError):
-        test_cancelling_tokens_are_bounded_in_float32(64, 6, 5)
-
-
-@pytest.mark.parametrize("uses_gram", [True, False], ids=["gram", "materialise"])
-@pytest.mark.parametrize("filter", [Identity(), LowPass(0.5), LowPass(0.5, order="clip_then_filter")], ids=repr)
-@pytest.mark.parametrize("padding", [0, 1])
-def test_hostile_images_are_bounded_in_float32(padding, filter, uses_gram, monkeypatch):
-    """Images whose positions cancel, or with all their power where the filter drops it."""
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
-    module = nn.Conv2d(16, 16, 3, padding=padding, bias=False)
-    rule = KernelConvRule(module, Spectral(filter))
-    checkerboard = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(4, 4)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        flat, mixed = torch.randn(1, 16, 1, 1), torch.randn(1, 16, 8, 8)
-        zero_mean = mixed - mixed.mean((2, 3), keepdim=True)
-        if padding == 0:  # the border is what a flat image does not cancel on
-            zero_mean = zero_mean[..., 1:-1, 1:-1] - zero_mean[..., 1:-1, 1:-1].mean((2, 3), keepdim=True)
-        side = zero_mean.shape[-1]
-        dropped, one_position = torch.zeros(1, 16, 8, 8), torch.zeros(1, 16, side, side)
-        corner = rule.transform.basis((3, 3), dtype=torch.float32)[-1].view(3, 3)  # the highest frequency of a kernel
-        dropped[..., 2:5, 2:5] = flat * corner * 1e6
-        one_position[..., 2 + padding, 2 + padding] = torch.randn(1, 16)
-        cases = [
-            (dropped, one_position),
-            (mixed * 1e6, zero_mean * 1e3),
-            (flat.expand(1, 16, 8, 8).contiguous() * 1e6, zero_mean),
-            (flat + 1e-5 * mixed, zero_mean * 1e6),
-            (flat * checkerboard * 1e6, torch.ones(1, 16, side, side)),
-            (flat * checkerboard * 1e6, flat.expand(1, 16, side, side).contiguous()),
-            (flat * checkerboard * 1e6, (flat * checkerboard)[..., :side, :side].contiguous()),
-        ]
-        for x, dA in cases:
-            assert contribution(rule, x, dA) <= C
-
-
-def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
-    """All power in a dropped coordinate: the norm must not be below the rounding errors of the whole gradient."""
-    rule = KernelConvRule(nn.Conv2d(4, 4, 3, bias=False), Spectral(LowPass(0.5)))
-    x = rule.transform.basis((3, 3), dtype=torch.float32)[-1].view(1, 1, 3, 3).repeat(1, 4, 1, 1) * 1e6
-    dA = torch.ones(1, 4, 1, 1)
-    _, _, geometry = rule._planes(x, dA)
-    norm = conv_norms.gram_squared_norms(x, dA, geometry, rule._projection(dA)).sqrt()
-    assert float(norm) >= 9 * torch.finfo(torch.float32).eps * float(x.norm() * dA.norm())
-
-
-def test_norms_of_large_kernels_are_not_underestimated():
-    """Two million float32 squares in one sum lose more than the clip's rounding guard."""
-    module = nn.Conv2d(512, 512, 3, padding=1, bias=False)
-    rule = KernelConvRule(module, Spectral())
-    x, dA = torch.rand(1, 512, 4, 4) + 1, torch.rand(1, 512, 4, 4) + 1
-    geometry = rule._planes(x, dA)[2]
-    norms, chunks = conv_norms.sample_gradients(x, dA, geometry)
-    exact = torch.cat([chunk.flatten(1) for chunk in chunks]).double().square().sum(1)
-    torch.testing.assert_close(norms.double(), exact, rtol=1e-6, atol=0)
 
 
 def test_samples_must_stay_in_the_first_dimension():
