@@ -111,7 +111,20 @@ def even_part_only(clipped, sigma, noise, relation):
     return value + (drawn + drawn.flip(-1).roll(1, -1)) / math.sqrt(2)
 
 
-@pytest.mark.parametrize("broken", [without_the_last, too_little, even_part_only])
+def per_sample_over_batch(clipped, sigma, noise, relation):
+    """Noise drawn for each of the batch's three samples and divided by their number."""
+    draws = [add_noise(clipped, sigma, noise, relation) - clipped.value for _ in range(3)]
+    return clipped.value + sum(draws) / 3
+
+
+def both_halves(clipped, sigma, noise, relation):
+    """Independent complex noise on both Hermitian halves, of which only the mean is left."""
+    real, imaginary = (add_noise(clipped, sigma, noise, relation) - clipped.value for _ in range(2))
+    drawn = torch.fft.ifft(torch.complex(real, imaginary) / math.sqrt(2), norm="ortho").real
+    return clipped.value + drawn
+
+
+@pytest.mark.parametrize("broken", [without_the_last, too_little, even_part_only, per_sample_over_batch, both_halves])
 def test_control_broken_noise_is_caught_through_the_whole_step(broken, monkeypatch):
     monkeypatch.setattr("spectral_dp.optimizer.add_noise", broken)
     assert true_noise_multiplier(one_step, N, batch=3) < 0.95 * SIGMA

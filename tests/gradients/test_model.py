@@ -331,6 +331,47 @@ class TestFallback:
         with pytest.raises(RuntimeError, match="given one sample"):
             batch.squared_norms()
 
+    @pytest.mark.parametrize("batch", [5, 6])
+    def test_a_shared_argument_as_long_as_the_batch_is_never_silently_wrong(self, batch):
+        class Shared(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(6))
+
+            def forward(self, x, table):
+                return (x @ table) * self.weight
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.shared = Shared()
+
+            def forward(self, x):
+                return self.shared(x, torch.arange(36.0, dtype=x.dtype).view(6, 6))
+
+        model, x = Model().double(), torch.randn(batch, 6, dtype=torch.float64)
+        if batch != 6:
+            check(model, x)
+            return
+        gradients, recorded, _ = run(model, x)
+        gradients.remove()
+        with pytest.raises(RuntimeError):
+            recorded.squared_norms()
+
+    def test_a_module_that_mixes_samples_is_refused(self):
+        class Centred(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(6))
+
+            def forward(self, x):
+                return (x - x.mean(0)) * self.weight
+
+        gradients, batch, _ = run(nn.Sequential(Centred()), torch.randn(4, 6))
+        gradients.remove()
+        with pytest.raises(RuntimeError, match="mixes samples"):
+            batch.squared_norms()
+
     def test_a_forward_patched_on_an_instance(self):
         layer = nn.Linear(6, 2)
         layer.forward = lambda x: nn.functional.linear(2 * x, layer.weight, layer.bias)

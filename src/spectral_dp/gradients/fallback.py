@@ -24,7 +24,8 @@ class FallbackRule(Rule[nn.Module]):
     """Rule of a module without one; covers the parameters of its submodules too.
 
     Its recorded input is a :class:`Call`, and ``dA`` belongs to the module's (first) output tensor. Tensor arguments
-    whose first dimension is the batch size are taken to hold one entry a sample: keep what samples share in buffers.
+    whose first dimension is the batch size are taken to hold one entry a sample: keep what samples share in buffers. A
+    module that gives a sample another output alone than in its batch is refused.
     """
 
     def __init__(self, module: nn.Module, spectral: Spectral) -> None:
@@ -65,17 +66,21 @@ class FallbackRule(Rule[nn.Module]):
         leaves, structure = tree_flatten((x.args, dict(x.kwargs)))
         batched = [prepared(v) for v in leaves if is_batched(v)]
 
-        def inner_product(parameters: dict[str, Tensor], inputs: list[Tensor], dA_b: Tensor) -> Tensor:
-            remaining = iter(inputs)
-            args, kwargs = tree_unflatten([next(remaining)[None] if is_batched(v) else v for v in leaves], structure)
+        def forward(parameters: dict[str, Tensor], values: list[Any]) -> Tensor:
+            args, kwargs = tree_unflatten(values, structure)
             output = functional_call(self.module, parameters, args, kwargs)
-            out = next(t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
+            return next(t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
+
+        def inner_product(parameters: dict[str, Tensor], inputs: list[Tensor], dA_b: Tensor) -> tuple[Tensor, Tensor]:
+            remaining = iter(inputs)
+            out = forward(parameters, [next(remaining)[None] if is_batched(v) else v for v in leaves])
             if out.shape != (1, *dA_b.shape):
                 raise RuntimeError(f"given one sample it returns {tuple(out.shape)}, not {(1, *dA_b.shape)}")
-            return (out * dA_b[None]).sum()
+            return (out * dA_b[None]).sum(), out[0]
 
         try:
-            return vmap(grad(inner_product), in_dims=(None, 0, 0))(trained, batched, dA.to(self.dtype))
+            alone = vmap(grad(inner_product, has_aux=True), in_dims=(None, 0, 0))
+            gradients, outputs = alone(trained, batched, dA.to(self.dtype))
         except RuntimeError as error:
             name = type(self.module).__name__
             if "random" in str(error):
@@ -87,3 +92,19 @@ class FallbackRule(Rule[nn.Module]):
                 f"torch.func cannot run {name} one sample at a time ({str(error).splitlines()[0]}): build it from "
                 "standard layers, or register a rule for it (spectral_dp.gradients.register)"
             ) from error
+        remaining = iter(batched)
+        together = forward(trained, [next(remaining) if is_batched(v) else v for v in leaves])
+        if not _same(outputs, together):
+            raise RuntimeError(
+                f"{type(self.module).__name__} gives a sample another output alone than in its batch: it mixes samples, "
+                "or an argument that samples share is as long as the batch and was taken for one entry a sample (keep "
+                "it in a buffer)"
+            )
+        return gradients
+
+
+def _same(alone: Tensor, together: Tensor) -> bool:
+    """Whether two ways to compute the same outputs agree to rounding, where they are finite."""
+    finite = alone.isfinite() & together.isfinite()
+    difference = (alone - together).where(finite, torch.zeros_like(alone)).abs().max()
+    return bool(difference <= 1e-3 * together.where(finite, torch.zeros_like(together)).abs().max())
