@@ -369,7 +369,7 @@ class TestFallback:
 
         gradients, batch, _ = run(nn.Sequential(Centred()), torch.randn(4, 6))
         gradients.remove()
-        with pytest.raises(RuntimeError, match="mixes samples"):
+        with pytest.raises(RuntimeError, match="mixes them"):
             batch.squared_norms()
 
     def test_a_forward_patched_on_an_instance(self):

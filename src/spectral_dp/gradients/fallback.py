@@ -96,7 +96,7 @@ class FallbackRule(Rule[nn.Module]):
         together = forward(trained, [next(remaining) if is_batched(v) else v for v in leaves])
         if not _same(outputs, together):
             raise RuntimeError(
-                f"{type(self.module).__name__} gives a sample another output alone than in its batch: it mixes samples, "
+                f"{type(self.module).__name__} gives a sample another output alone than in its batch: it mixes them, "
                 "or an argument that samples share is as long as the batch and was taken for one entry a sample (keep "
                 "it in a buffer)"
             )
