@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from spectral_dp.files import whole_file
 
 FORMAT = "spectral-dp checkpoint"
 VERSION = 1
@@ -21,28 +21,9 @@ class CheckpointError(ValueError):
 
 
 def save(state: Mapping[str, Any], path: str | os.PathLike[str], **torch_save_kwargs: Any) -> None:
-    """Writes a checkpoint atomically: at any moment the path holds the old file or the new one, whole.
-
-    The new file is written beside it, forced to the disk and then renamed.
-    """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot save {target}: there is no directory {target.parent}")
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save({"format": FORMAT, "version": VERSION, **state}, file, **torch_save_kwargs)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the renaming, too, outlives a power cut
-    finally:
-        os.close(directory)
+    """Writes a checkpoint atomically: at any moment the path holds the old file or the new one, whole."""
+    with whole_file(path) as file:
+        torch.save({"format": FORMAT, "version": VERSION, **state}, file, **torch_save_kwargs)
 
 
 def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_a_plot_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     picture.write_bytes(b"old")
 
     def fails(self, target, **_):
-        target.write_bytes(b"half")
+        target.write(b"half")
         raise OSError("no space left on device")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)

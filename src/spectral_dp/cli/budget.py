@@ -5,7 +5,6 @@ An epoch counts as ``ceil(samples / batch_size)`` steps: rounding up never under
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from spectral_dp.files import save_figure
 from spectral_dp.relations import Relation
 
 if TYPE_CHECKING:
@@ -184,9 +184,4 @@ def _draw(plan: Plan, rows: list[Row], path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        figure.savefig(partial, format="png", dpi=150)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    save_figure(figure, path)

@@ -1,0 +1,118 @@
+"""Networks by name, for the command line and for user code: the paper's own, and anyone's by import path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from spectral_dp.layers import BlockCirculantLinear, convert_linear
+from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
+
+Factory = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network with what Spectral-DP is recommended to use for it.
+
+    Attributes:
+        factory: Called with ``input_shape`` and ``classes``, and with ``activation`` if it takes one.
+        spectral: Settings of ``spectral-dp train`` to use with ``--method spectral`` where the user gives none.
+    """
+
+    factory: Factory
+    spectral: Mapping[str, Any] = field(default_factory=dict)
+
+
+_REGISTRY: dict[str, Entry] = {}
+
+
+def register(name: str, factory: Factory, *, spectral: Mapping[str, Any] | None = None) -> None:
+    """Makes a network known by name; the latest registration wins."""
+    _REGISTRY[name] = Entry(factory, MappingProxyType(dict(spectral or {})))
+
+
+def names() -> tuple[str, ...]:
+    """The names of all registered networks."""
+    return tuple(_REGISTRY)
+
+
+def entry(name: str) -> Entry:
+    """Returns a registered network, or the factory at an import path ``package.module:factory``."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if ":" in name:
+        return Entry(_imported(name))
+    raise ValueError(
+        f"unknown model {name!r}: choose one of {', '.join(_REGISTRY)}, or give your own as package.module:factory"
+    )
+
+
+def build(
+    name: str,
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    activation: Activation | None = None,
+    block_size: int | None = None,
+    last_block_size: int | None = None,
+) -> nn.Module:
+    """Returns a freshly initialised network.
+
+    Args:
+        name: A registered name or ``package.module:factory``.
+        input_shape: ``(C, H, W)`` of an image.
+        classes: Number of outputs.
+        activation: For the paper's networks; a factory of your own gets it if it takes one.
+        block_size: Block size of the block-circulant form; the dense form where None.
+        last_block_size: Block size of the last dense layer where it is to differ; the paper has 10.
+
+    >>> model = build("model1", input_shape=(1, 28, 28), classes=10, block_size=8, last_block_size=10)
+    >>> model.fc2
+    BlockCirculantLinear(in_features=2048, out_features=1024, block_size=8, bias=True, compression=8x)
+    """
+    factory = entry(name).factory
+    options: dict[str, Any] = {"input_shape": input_shape, "classes": classes}
+    if activation is not None:
+        taken = inspect.signature(factory).parameters
+        if "activation" not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+            raise ValueError(f"{name} takes no activation: leave it out, or give its factory a parameter of that name")
+        options["activation"] = activation
+    model = factory(**options)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    if block_size is None:
+        return model
+    model = convert_linear(model, block_size, last_block_size)
+    for layer in model.modules():
+        if isinstance(layer, BlockCirculantLinear):
+            layer.reset_parameters()  # the closest circulant to a random matrix is small: start at the usual scale
+    return model
+
+
+def _imported(path: str) -> Factory:
+    module_name, _, attribute = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` would: one's own model usually lies where one works
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"cannot import model {path!r} ({error}): give it as package.module:factory") from error
+    if not callable(factory):
+        raise TypeError(f"{path} is a {type(factory).__name__}, not a function or class that makes a model")
+    return factory
+
+
+register("model1", Model1)
+register("lenet5", LeNet5)
+register("model2", Model2)
+register("model3", Model3)
