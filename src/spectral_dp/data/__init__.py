@@ -1,0 +1,11 @@
+"""The data sets of the paper and their kin, from published files verified by checksum."""
+
+from spectral_dp.data.augment import random_views
+from spectral_dp.data.cache import cache_directory
+from spectral_dp.data.catalog import NAMES
+from spectral_dp.data.dataset import ImageDataset
+from spectral_dp.data.errors import DataError
+from spectral_dp.data.fetch import fetch
+from spectral_dp.data.load import load
+
+__all__ = ["NAMES", "DataError", "ImageDataset", "cache_directory", "fetch", "load", "random_views"]

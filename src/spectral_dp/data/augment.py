@@ -1,0 +1,76 @@
+"""Random views of images, for augmentation multiplicity: several views of a sample count as one sample."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spectral_dp.data.errors import DataError
+
+Padding = Literal["zero", "reflect"]
+
+
+def random_views(
+    images: Tensor,
+    views: int,
+    *,
+    flip: bool,
+    shift: int,
+    generator: torch.Generator | None = None,
+    padding: Padding = "zero",
+) -> Tensor:
+    """Draws views of each image: a horizontal flip with probability 1/2 and a uniform shift, independent per view.
+
+    Args:
+        images: ``(B, C, H, W)``, of any type; uint8 stays uint8.
+        views: Views per image K, at least 1.
+        flip: Whether to flip.
+        shift: Largest shift in pixels, in each direction, along each axis; 0 for none.
+        generator: Where the randomness comes from; the default generator of the images' device if None.
+        padding: What comes in at the edge: zeros, or the image reflected.
+
+    Returns:
+        ``(B * K, C, H, W)``; the views of a sample are neighbours, which is the order that the engine's augmentation
+        multiplicity expects.
+
+    >>> views = random_views(torch.arange(2, dtype=torch.uint8).view(2, 1, 1, 1), 3, flip=True, shift=0)
+    >>> views.flatten().tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    if images.dim() != 4:
+        raise DataError(f"images are (B, C, H, W), got shape {tuple(images.shape)}")
+    if views < 1 or shift < 0:
+        raise DataError(f"at least 1 view and a shift of at least 0 pixels are needed, got {views} and {shift}")
+    samples, _, height, width = images.shape
+    if padding == "reflect" and shift >= min(height, width):
+        raise DataError(f"a shift of {shift} cannot be reflected in images of {height} x {width}: use zero padding")
+    device = images.device if generator is None else generator.device
+    count = samples * views
+    if shift:
+        # All windows of the padded image, as a view without copies: (B, C, 2 shift + 1, 2 shift + 1, H, W).
+        windows = _pad(images, shift, padding).unfold(2, height, 1).unfold(3, width, 1)
+        offset = torch.randint(2 * shift + 1, (2, count), generator=generator, device=device).to(images.device)
+        sample = torch.arange(samples, device=images.device).repeat_interleave(views)
+        result = windows[sample, :, offset[0], offset[1]]
+    else:
+        result = images.repeat_interleave(views, dim=0)
+    if flip:
+        mirrored = torch.randint(2, (count, 1, 1, 1), generator=generator, device=device).to(images.device)
+        result = torch.where(mirrored.bool(), result.flip(-1), result)
+    return result
+
+
+def _pad(images: Tensor, shift: int, padding: Padding) -> Tensor:
+    if padding == "zero":
+        return functional.pad(images, (shift, shift, shift, shift))
+    # By index: torch reflects no bytes.
+    rows, columns = (_reflected(size, shift, images.device) for size in images.shape[-2:])
+    return images[:, :, rows[:, None], columns]
+
+
+def _reflected(size: int, shift: int, device: torch.device) -> Tensor:
+    position = torch.arange(-shift, size + shift, device=device).abs()
+    return (size - 1) - ((size - 1) - position).abs()

@@ -1,0 +1,105 @@
+"""An image data set in memory: bytes as published, made into numbers on the fly."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spectral_dp.data.errors import DataError
+
+_RESIZE_CHUNK = 1024  # images turned to float at once: bounds the memory of resizing
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """Images and labels, split as published.
+
+    Attributes:
+        name: Name in the catalog.
+        train_images: ``(N, C, H, W)``, uint8.
+        train_labels: ``(N,)``, int64 in ``[0, classes)``.
+        test_images: ``(M, C, H, W)``, uint8.
+        test_labels: ``(M,)``, int64.
+        classes: Number of classes.
+        mean: Mean per channel of pixels in [0, 1]. A published constant of the data set: computing it from the private
+            images at run time would release something about them that no accountant has seen.
+        std: Standard deviation per channel, likewise.
+    """
+
+    name: str
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """``(C, H, W)`` of one image."""
+        _, channels, height, width = self.train_images.shape
+        return channels, height, width
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Turns uint8 images ``(..., C, H, W)`` into standardised float32 ones, on their device."""
+        if images.dtype != torch.uint8:
+            raise DataError(f"normalise takes uint8 images, got {images.dtype}: these may be normalised already")
+        if images.dim() < 3 or images.shape[-3] != len(self.mean):
+            raise DataError(f"{self.name} images are (..., {len(self.mean)}, H, W), got {tuple(images.shape)}")
+        # (x / 255 - mean) / std with the 255 moved to the constants; in place, on the copy that float() makes.
+        mean, std = (255 * torch.tensor(value, device=images.device).view(-1, 1, 1) for value in (self.mean, self.std))
+        return images.float().sub_(mean).div_(std)
+
+    def subset(self, train: int | None = None, test: int | None = None) -> ImageDataset:
+        """Keeps the first ``train`` and ``test`` samples of a fixed public permutation; None keeps all, in order.
+
+        The permutation depends on the number of samples alone, never on images or labels, so the choice reveals nothing
+        about them and keeps the class mix as any random choice does. Smaller subsets are parts of larger ones.
+
+        Raises:
+            DataError: More samples asked for than there are, or fewer than one.
+        """
+        kept_train = _kept(self.name, "training", len(self.train_labels), train)
+        kept_test = _kept(self.name, "test", len(self.test_labels), test)
+        return replace(
+            self,
+            train_images=self.train_images[kept_train],
+            train_labels=self.train_labels[kept_train],
+            test_images=self.test_images[kept_test],
+            test_labels=self.test_labels[kept_test],
+        )
+
+    def resized(self, size: int) -> ImageDataset:
+        """Scales the images to ``size`` x ``size`` (bilinear, antialiased), still uint8.
+
+        Mean and standard deviation stay the published ones.
+        """
+        if size < 1:
+            raise DataError(f"the size of an image is at least 1 pixel, got {size}")
+        if self.input_shape[1:] == (size, size):
+            return self
+        return replace(self, train_images=_resize(self.train_images, size), test_images=_resize(self.test_images, size))
+
+
+def _kept(name: str, split: str, samples: int, wanted: int | None) -> Tensor | slice:
+    if wanted is None:
+        return slice(None)
+    if not 1 <= wanted <= samples:
+        raise DataError(f"{name} has {samples} {split} samples: ask for 1 to {samples} of them, got {wanted}")
+    # Python fixes the sequence of random() for a seed for all time; torch and numpy do not fix their permutations.
+    source = random.Random(0)
+    rank = [source.random() for _ in range(samples)]
+    return torch.tensor(sorted(range(samples), key=rank.__getitem__)[:wanted])
+
+
+def _resize(images: Tensor, size: int) -> Tensor:
+    resized = images.new_empty((*images.shape[:2], size, size))
+    for source, target in zip(images.split(_RESIZE_CHUNK), resized.split(_RESIZE_CHUNK), strict=True):
+        scaled = functional.interpolate(source.float(), (size, size), mode="bilinear", antialias=True)
+        target.copy_(scaled.round_().clamp_(0, 255))
+    return resized

@@ -1,0 +1,79 @@
+"""From a name to a data set in memory."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectral_dp.data.cache import read_cached
+from spectral_dp.data.catalog import Edition, Original, Recipe, find
+from spectral_dp.data.dataset import ImageDataset
+from spectral_dp.data.errors import DataError
+from spectral_dp.data.formats import Bytes, Samples
+from spectral_dp.data.originals import read_path
+
+_DIGITS_TEST_EVERY = 5
+
+
+def load(
+    name: str, *, path: str | os.PathLike[str] | None = None, cache: str | os.PathLike[str] | None = None
+) -> ImageDataset:
+    """Loads a data set, with its files compared with their published checksums.
+
+    Args:
+        name: One of ``NAMES``.
+        path: Official archive, or a directory with it or with its files, to read instead of the cache.
+        cache: Cache directory instead of the user's.
+
+    Raises:
+        DataError: No such name, not fetched yet, or files that are not the published ones.
+    """
+    recipe = find(name)
+    if not recipe.editions:
+        if path is not None:
+            raise DataError(f"{name} comes with scikit-learn and is not read from a path: leave out {path}")
+        return _assemble(recipe, *_digits())
+    if path is None:
+        edition, contents = recipe.editions[0], read_cached(recipe, cache)
+    else:
+        try:
+            edition, contents = read_path(recipe, path)
+        except OSError as error:
+            raise DataError(f"cannot read {name} from {path}: {error}") from error
+    return _assemble(recipe, _parse(edition, edition.train, contents), _parse(edition, edition.test, contents))
+
+
+def _parse(edition: Edition, files: tuple[Original, ...], contents: dict[str, bytes]) -> Samples:
+    return edition.parse([contents[file.name] for file in files])
+
+
+def _assemble(recipe: Recipe, train: Samples, test: Samples) -> ImageDataset:
+    return ImageDataset(
+        name=recipe.name,
+        train_images=_tensor(train[0]),
+        train_labels=_tensor(train[1]).long(),
+        test_images=_tensor(test[0]),
+        test_labels=_tensor(test[1]).long(),
+        classes=recipe.classes,
+        mean=recipe.mean,
+        std=recipe.std,
+    )
+
+
+def _tensor(array: Bytes) -> Tensor:
+    return torch.from_numpy(np.array(array, order="C"))  # a copy: the parsed arrays are read-only views of the files
+
+
+def _digits() -> tuple[Samples, Samples]:
+    """The digits of scikit-learn, split by a fixed rule: sorted by class, every fifth is a test image."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # late: takes a second
+
+    digits = load_digits()
+    images = np.round(digits.images[:, None] * (255 / 16)).astype(np.uint8)  # pixels are 0 to 16
+    labels = digits.target.astype(np.uint8)
+    in_test = np.zeros(len(labels), bool)
+    in_test[np.argsort(labels, kind="stable")[::_DIGITS_TEST_EVERY]] = True
+    return (images[~in_test], labels[~in_test]), (images[in_test], labels[in_test])

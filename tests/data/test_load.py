@@ -1,0 +1,70 @@
+"""From names to tensors."""
+
+import pytest
+import torch
+from published import tiny_mnist, write
+
+from spectral_dp.data import DataError, cache_directory, load
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def test_digits(digits):
+    assert digits.train_images.shape == (1437, 1, 8, 8)
+    assert digits.test_images.shape == (360, 1, 8, 8)
+    assert digits.train_images.dtype == torch.uint8
+    assert digits.train_labels.dtype == torch.int64
+    assert (digits.train_images.min(), digits.train_images.max()) == (0, 255)
+    assert digits.classes == 10
+    assert digits.input_shape == (1, 8, 8)
+
+
+def test_digits_split_is_stratified_disjoint_and_complete(digits):
+    shares = digits.test_labels.bincount() / (digits.test_labels.bincount() + digits.train_labels.bincount())
+    assert ((shares - 0.2).abs() < 0.01).all()
+    images = torch.cat([digits.train_images, digits.test_images]).flatten(1)
+    assert len(images.unique(dim=0)) == len(images) == 1797
+
+
+def test_digits_constants_are_those_of_the_training_images(digits):
+    pixels = digits.train_images.double() / 255
+    assert digits.mean[0] == pytest.approx(pixels.mean().item(), abs=5e-5)
+    assert digits.std[0] == pytest.approx(pixels.std(correction=0).item(), abs=5e-5)
+
+
+def test_digits_have_no_path():
+    with pytest.raises(DataError, match="comes with scikit-learn"):
+        load("digits", path="somewhere")
+
+
+def test_from_cache_and_from_path_are_the_same(publish, tmp_path):
+    recipe, contents = tiny_mnist()
+    publish(recipe)
+    write(cache_directory() / "tiny", contents)
+    from_cache, from_path = load("tiny"), load("tiny", path=write(tmp_path / "official", contents, compressed=True))
+    for name in ("train_images", "train_labels", "test_images", "test_labels"):
+        assert torch.equal(getattr(from_cache, name), getattr(from_path, name))
+    assert (from_cache.mean, from_cache.std) == (recipe.mean, recipe.std)
+
+
+def test_tensors_are_writable_and_contiguous(publish):
+    recipe, contents = tiny_mnist()
+    publish(recipe)
+    write(cache_directory() / "tiny", contents)
+    images = load("tiny").train_images
+    assert images.is_contiguous()
+    images.zero_()
+    assert load("tiny").train_images.any()
+
+
+def test_unknown_name_lists_the_valid_ones():
+    with pytest.raises(DataError, match="'imagenet'; choose one of digits, mnist, fashion-mnist, cifar10, cifar100"):
+        load("imagenet")
+
+
+def test_not_fetched():
+    with pytest.raises(DataError, match="run `spectral-dp data get cifar10`"):
+        load("cifar10")
