@@ -6,6 +6,9 @@ import typer
 
 from spectral_dp._version import __version__
 from spectral_dp.cli.budget import budget
+from spectral_dp.cli.compare import compare
+from spectral_dp.cli.data import data_app
+from spectral_dp.cli.train import train
 
 app = typer.Typer(
     name="spectral-dp",
@@ -32,3 +35,6 @@ def main(
 
 
 app.command()(budget)
+app.command()(train)
+app.command()(compare)
+app.add_typer(data_app, name="data")

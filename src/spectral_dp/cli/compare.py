@@ -1,0 +1,114 @@
+"""``spectral-dp compare``: several methods on the same data, seeds and budget."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spectral_dp.cli.options import INTERRUPTED, cells_progress, plain_errors, with_settings
+from spectral_dp.experiments.settings import Settings, SettingsError
+
+DEFAULT_ARMS = ("nonprivate", "dpsgd", "spectral")
+
+
+@with_settings
+def compare(
+    given: dict[str, Any],
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD | 'LABEL: NAME=VALUE, ...'",
+            help="A configuration: a method, or a label with settings. May be repeated (default: nonprivate, dpsgd, "
+            "spectral). A --config file may list them as [arms.LABEL].",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from --seed.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Directory of the runs (default: runs/compare-TIME).")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; more than one spoils the times in the table.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
+) -> None:
+    """Trains several configurations on the same data, seeds and budget, and prints one table.
+
+    Noise and batches are drawn from the seeds, so that the table can be reproduced (--no-reproducible draws them from
+    the operating system). The same command goes on where it was stopped.
+
+    \b
+    spectral-dp compare --epsilon 2 --seeds 3
+    spectral-dp compare --arm opacus --arm "rho 0.5: linear_ratio=0.5"
+    """  # noqa: D301  (\b is for click: keep these lines as they are)
+    with plain_errors():
+        from spectral_dp.experiments import compare as comparison
+
+        listed = given.pop("arms", {})
+        common = {"reproducible": True} | given
+        arms = _arms(common, listed, arm or ([] if listed else list(DEFAULT_ARMS)))
+        numbers = list(range(Settings.from_dict(common).seed, Settings.from_dict(common).seed + seeds))
+        root = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
+        cells = comparison.cells(arms, numbers)
+        runs = _run(cells, root, jobs)
+        table = comparison.write_comparison(root, arms, runs, numbers)
+    if as_json:
+        typer.echo((root / "comparison.json").read_text())
+        return
+    shown = Table(
+        *comparison.HEADINGS, title=_title(arms), caption=comparison.caption(comparison.baseline(arms), seeds)
+    )
+    for row in table:
+        shown.add_row(*comparison.as_text(row))
+    console = Console()
+    console.print(shown)
+    if jobs > 1:
+        console.print(f"times were taken with {jobs} runs at a time")
+    console.print(f"runs, plots and comparison.json in {root}; spectral-dp report {root}/*-seed* draws a page of them")
+
+
+def _run(cells: dict[str, Settings], root: Path, jobs: int) -> Any:
+    from spectral_dp.experiments.cells import CellsFailed, run_cells
+
+    try:
+        with cells_progress() as show:
+            return run_cells(cells, root, jobs=jobs, show=show)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the same command with --out {root} goes on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except CellsFailed as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _arms(common: dict[str, Any], listed: dict[str, Any], asked: list[str]) -> dict[str, Settings]:
+    chosen: dict[str, dict[str, Any]] = {label: dict(settings) for label, settings in listed.items()}
+    for text in asked:
+        label, colon, settings = text.partition(":")
+        chosen[label.strip()] = _inline(text, settings) if colon else {"method": label.strip()}
+    return {
+        label: Settings.from_dict(common | settings, source=f"configuration {label!r}").resolved()
+        for label, settings in chosen.items()
+    }
+
+
+def _inline(text: str, settings: str) -> dict[str, Any]:
+    """Reads ``method=dpsgd, epochs=3`` as TOML, where words need no quotes."""
+    found: dict[str, Any] = {}
+    for pair in filter(None, (part.strip() for part in settings.split(","))):
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not (name and equals and value):
+            raise SettingsError(f"--arm {text!r}: write settings as NAME=VALUE, separated by commas")
+        try:
+            found[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name] = value
+    return found
+
+
+def _title(arms: dict[str, Settings]) -> str:
+    first = next(iter(arms.values()))
+    budgets = sorted({s.epsilon for s in arms.values() if s.epsilon is not None})
+    budget = f", epsilon {', '.join(f'{e:g}' for e in budgets)} at delta {first.delta:g}" if budgets else ""
+    return f"{first.dataset}, {first.model}, {first.epochs} epochs{budget}"

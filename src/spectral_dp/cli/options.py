@@ -1,0 +1,135 @@
+"""Turns the settings of a run into flags of a command, so that a new setting is a flag at once, everywhere."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from spectral_dp.experiments.settings import Settings, alternatives, hints, read_file
+
+if TYPE_CHECKING:
+    from spectral_dp.experiments.cells import CellsProgress
+
+#: Exit code of a run that was stopped by Ctrl-C and can be resumed, as shells have it.
+INTERRUPTED = 130
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command a flag for every setting; it receives those that were given, as ``given``.
+
+    Flags win over the file of ``--config``.
+    """
+    own = inspect.signature(command, eval_str=True).parameters
+    flags = {f.name: _flag(f.name, f.metadata) for f in fields(Settings)}
+
+    def run(**values: Any) -> None:
+        config = values.pop("config")
+        with plain_errors():
+            given = read_file(config) if config is not None else {}
+        for name in flags:
+            value = values.pop(name)
+            if value is not None and value != []:
+                given[name] = _layer_ratios(value) if name == "layer_ratios" else value
+        command(given=given, **values)
+
+    config = inspect.Parameter(
+        "config",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            Path | None, typer.Option(help="Settings from a TOML file, or the config.json of a run; flags win.")
+        ],
+    )
+    kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values() if p.name != "given"]
+    run.__signature__ = inspect.Signature([*kept, config, *flags.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [*kept, config, *flags.values()]}
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    return run
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Warnings as lines on stderr; what the library refuses as an error of one line, without a traceback.
+
+    Exit code 2 for what the user asked for (settings, directories), 1 for what went wrong (disk, network).
+    """
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            _fail(str(error), 2)
+        except OSError as error:
+            named = f"{error.filename}: " if error.filename else ""
+            _fail(f"{named}{error.strerror or error}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code) from None
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _flag(name: str, metadata: Any) -> inspect.Parameter:
+    hint = hints()[name]
+    kind = next(part for part in alternatives(hint) if part is not type(None))
+    options: dict[str, Any] = {"help": metadata["help"], "rich_help_panel": metadata["group"], "show_default": False}
+    default = next(f for f in fields(Settings) if f.name == name).default
+    if isinstance(default, str | int | float) and not isinstance(default, bool):
+        options["show_default"] = str(default)  # the flag's own is None: not given
+    flag = f"--{name.replace('_', '-')}"
+    annotation: Any
+    if kind is bool:
+        annotation, flag = bool | None, f"{flag}/--no-{flag[2:]}"
+    elif name == "layer_ratios":
+        annotation, flag, options["metavar"] = list[str] | None, "--layer-ratio", "NAME=RATIO"
+    else:
+        annotation = kind | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[annotation, typer.Option(flag, **options)],
+    )
+
+
+def _layer_ratios(pairs: list[str]) -> dict[str, float]:
+    ratios = {}
+    for pair in pairs:
+        name, equals, ratio = pair.partition("=")
+        try:
+            ratios[name] = float(ratio)
+        except ValueError:
+            equals = ""
+        if not (name and equals):
+            raise typer.BadParameter(f"--layer-ratio {pair}: write it as NAME=RATIO, such as fc1=0.5")
+    return ratios
+
+
+@contextmanager
+def cells_progress() -> Iterator[Callable[[CellsProgress], None]]:
+    """A progress bar over many runs, on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
+    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
+        task = bar.add_task("training", total=None, facts="")
+
+        def show(progress: CellsProgress) -> None:
+            facts = ", ".join(f"{name} {share:.0%}" for name, share in progress.running.items())
+            done = progress.finished + sum(progress.running.values())
+            bar.update(task, total=progress.total, completed=done, facts=facts)
+
+        yield show

@@ -1,0 +1,108 @@
+"""``spectral-dp train``: one training run, from settings to a run directory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from spectral_dp.cli.options import INTERRUPTED, plain_errors, with_settings
+from spectral_dp.experiments.settings import Settings
+
+if TYPE_CHECKING:
+    from spectral_dp.experiments.trainer import Progress as RunProgress
+
+
+@with_settings
+def train(
+    given: dict[str, Any],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the run (default: runs/DATASET-MODEL-METHOD-TIME).")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Trains a network with Spectral-DP, DP-SGD or without privacy, and writes a run directory.
+
+    \b
+    spectral-dp train
+    spectral-dp train --dataset mnist --model lenet5 --epsilon 2
+    spectral-dp train --out runs/x --resume
+    """  # noqa: D301  (\b is for click: keep these lines as they are)
+    with plain_errors():
+        from spectral_dp.experiments.run_directory import RunDirectory  # late: torch takes a second
+
+        if resume and out is None:
+            raise typer.BadParameter("--resume needs --out, the directory of the run to go on with")
+        if resume and out is not None and RunDirectory(out).exists:
+            given = RunDirectory(out).settings().to_dict() | given
+        settings = Settings.from_dict(given, source="the settings").resolved()
+        directory = RunDirectory(out or _default_directory(settings))
+        summary = _run(settings, directory, resume, quiet or as_json)
+    if as_json:
+        typer.echo(json.dumps({"directory": str(directory.path), **summary}, indent=2))
+    else:
+        Console().print(_table(summary, directory.path))
+
+
+def _run(settings: Settings, directory: Any, resume: bool, quiet: bool) -> dict[str, Any]:
+    from spectral_dp.experiments.trainer import Interrupted, run
+
+    try:
+        with _progress(settings, quiet) as show:
+            return run(settings, directory, resume=resume, show=show)
+    except (Interrupted, KeyboardInterrupt) as stop:
+        typer.echo(f"{stop or 'stopped'}\ngo on with: spectral-dp train --out {directory.path} --resume", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _default_directory(settings: Settings) -> Path:
+    model = settings.model.replace(":", ".")
+    return Path("runs", f"{settings.dataset}-{model}-{settings.method}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+@contextmanager
+def _progress(settings: Settings, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
+    """Steps, time left, held-out accuracy and epsilon spent so far."""
+    if quiet:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
+    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"{settings.dataset} {settings.model} {settings.method}", total=None, facts="preparing")
+
+        def show(progress: RunProgress) -> None:
+            facts = [f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"]
+            if progress.accuracy is not None:
+                facts.append(f"held-out {100 * progress.accuracy:.2f} %")
+            if progress.epsilon is not None:
+                facts.append(f"epsilon {progress.epsilon:.3f}")
+            bar.update(task, total=progress.steps, completed=progress.step, facts=", ".join(facts))
+
+        yield show
+
+
+def _table(summary: dict[str, Any], directory: Path) -> Table:
+    table = Table(title=f"{summary['dataset']}, {summary['model']}, {summary['method']}", show_header=False)
+    table.add_row("held-out accuracy", f"{100 * summary['heldout_accuracy']:.2f} %")
+    if summary["epsilon"] is not None:
+        table.add_row("epsilon spent", f"{summary['epsilon']:.4f} at delta {summary['delta']:g}")
+        table.add_row("noise multiplier", f"{summary['noise_multiplier']:.4f}")
+    elif summary["method"] != "nonprivate":
+        table.add_row("epsilon spent", "infinite: no privacy")
+    else:
+        table.add_row("epsilon", "none: not private")
+    table.add_row("steps, epochs", f"{summary['steps']}, {summary['epochs']}")
+    table.add_row("time", f"{summary['seconds']:.1f} s")
+    table.add_row("run directory", str(directory))
+    return table

@@ -1,0 +1,307 @@
+"""The methods that a run can train with, behind one interface: ours, Opacus' DP-SGD, and plain training.
+
+A method owns optimizer, sampling and accounting. The trainer (``trainer.py``) takes batches from it, computes losses
+and calls ``step``; it need not know whether the run is private.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from spectral_dp import checkpoint
+from spectral_dp.data import ImageDataset
+from spectral_dp.engine import PrivacyEngine
+from spectral_dp.experiments.diagnostics import watched
+from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.spectral import spectral_config
+from spectral_dp.optimizer import PrivateOptimizer
+from spectral_dp.sampling import PoissonLoader
+
+
+class Batch(NamedTuple):
+    """A physical batch; the last of its logical step is the one after which the model has moved."""
+
+    images: Tensor
+    labels: Tensor
+    is_last: bool
+
+
+class Method(ABC):
+    """Optimizer, sampling and accounting of a run."""
+
+    #: Whether a checkpoint in the middle of an epoch can be resumed there.
+    resumes_within_epochs = False
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    steps_per_epoch: int
+    epoch: int = 0  # the epoch that the next call of batches() goes on with
+
+    @abstractmethod
+    def batches(self) -> Iterator[Batch]:
+        """Yields the batches that are left of the current epoch."""
+
+    def epsilon(self) -> float | None:
+        """Returns what has been spent so far; None if nothing is guaranteed."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the privacy statement says of noise and sampling; nothing if nothing is guaranteed."""
+        return {}
+
+    @abstractmethod
+    def save(self, path: Path, extra: Mapping[str, Any]) -> None:
+        """Writes a checkpoint, with whatever else the trainer keeps."""
+
+    @abstractmethod
+    def load(self, path: Path) -> dict[str, Any]:
+        """Restores a checkpoint; returns what else was kept."""
+
+
+def start(settings: Settings, model: nn.Module, data: ImageDataset) -> Method:
+    """Makes the method that the settings name, ready for the first step."""
+    if settings.batch_size > len(data.train_images):
+        raise SettingsError(
+            f"batch_size {settings.batch_size} exceeds the {len(data.train_images)} training samples: lower it"
+        )
+    if settings.method == "nonprivate":
+        return Plain(settings, model, data)
+    if settings.method == "opacus":
+        return Opacus(settings, model, data)
+    return Ours(settings, model, data)
+
+
+def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
+    """Returns the plain optimizer that the settings name."""
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+
+
+class Ours(Method):
+    """Spectral-DP, or DP-SGD by the same engine."""
+
+    resumes_within_epochs = True
+
+    def __init__(self, settings: Settings, model: nn.Module, data: ImageDataset) -> None:
+        self._settings = settings
+        self.engine = PrivacyEngine(
+            accountant=settings.accountant,
+            relation=settings.relation,
+            seed=settings.seed if settings.reproducible else None,
+            reproducibility_over_privacy=settings.reproducible,
+        )
+        self.steps_per_epoch = math.ceil(len(data.train_images) / settings.batch_size)
+        self.spectral = spectral_config(settings, model, settings.epochs * self.steps_per_epoch)
+        common: dict[str, Any] = {
+            "module": model,
+            "optimizer": make_optimizer(settings, model),
+            "data_loader": DataLoader(
+                TensorDataset(data.train_images, data.train_labels), batch_size=settings.batch_size
+            ),
+            "max_grad_norm": settings.max_grad_norm,
+            "clipping": settings.clipping,
+            "noise_allocation": settings.noise_allocation,
+            "spectral": self.spectral,
+            "max_physical_batch_size": settings.physical_batch_size,
+            "augmentation_multiplicity": settings.views,
+        }
+        if settings.noise_multiplier is None:
+            assert settings.epsilon is not None
+            made = self.engine.make_private_with_epsilon(
+                target_epsilon=settings.epsilon,
+                target_delta=settings.delta,
+                epochs=settings.epochs,
+                stop_at_budget=True,
+                **common,
+            )
+        else:
+            made = self.engine.make_private(noise_multiplier=settings.noise_multiplier, **common)
+        self.model, self.private, loader = made
+        assert isinstance(loader, PoissonLoader)
+        self.optimizer: PrivateOptimizer = self.private
+        self._loader = loader
+        self.diagnostics = watched(self.private) if settings.unsafe_diagnostics else None
+
+    def batches(self) -> Iterator[Batch]:
+        for images, labels in self._loader:
+            assert self._loader.current is not None
+            yield Batch(images, labels, self._loader.current.is_last)
+        self.epoch += 1
+
+    def epsilon(self) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a delta above 1/N it was warned when the noise was calibrated
+            return self.engine.get_epsilon(self._settings.delta)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "library": "spectral-dp",
+            "accountant": self._settings.accountant,
+            "relation": str(self._settings.relation),
+            "noise_multiplier": self.private.noise_multiplier,
+            "sample_rate": self._loader.sample_rate,
+            "expected_batch_size": self._loader.expected_batch_size,
+            "steps": self.private.steps,
+            "clipping": repr(self.private.clipping),
+            "noise_source": "seeded, reproducible" if self._settings.reproducible else "operating system, ChaCha20",
+            "spectral": self.spectral.describe(),
+        }
+
+    def save(self, path: Path, extra: Mapping[str, Any]) -> None:
+        self.engine.save_checkpoint(path=path, module=self.model, checkpoint_dict=extra)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        extra = self.engine.load_checkpoint(path=path, module=self.model)
+        self.epoch = self._loader.position[0]
+        return extra
+
+
+class _ByEpoch(Method):
+    """A method whose checkpoints are taken between epochs only."""
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds beside model, optimizer and epoch."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores :meth:`state`."""
+
+    def save(self, path: Path, extra: Mapping[str, Any]) -> None:
+        checkpoint.save(
+            {
+                "module": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "epoch": self.epoch,
+                "state": self.state(),
+                "extra": dict(extra),
+            },
+            path,
+        )
+
+    def load(self, path: Path) -> dict[str, Any]:
+        saved = checkpoint.load(path)
+        try:
+            self.model.load_state_dict(saved["module"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.load_state(saved["state"])
+            self.epoch = int(saved["epoch"])
+            return dict(saved["extra"])
+        except (KeyError, RuntimeError) as error:
+            raise checkpoint.CheckpointError(f"{path} is not a checkpoint of this run: {error}") from error
+
+
+class Plain(_ByEpoch):
+    """Ordinary training, without any privacy: shuffled batches, the last one smaller."""
+
+    def __init__(self, settings: Settings, model: nn.Module, data: ImageDataset) -> None:
+        self.model, self.optimizer = model, make_optimizer(settings, model)
+        self._images, self._labels = data.train_images, data.train_labels
+        self._batch_size, self._seed = settings.batch_size, settings.seed
+        self.steps_per_epoch = math.ceil(len(self._images) / self._batch_size)
+
+    def batches(self) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.epoch)
+        for index in torch.randperm(len(self._images), generator=generator).split(self._batch_size):
+            yield Batch(self._images[index], self._labels[index], True)
+        self.epoch += 1
+
+
+class Opacus(_ByEpoch):
+    """DP-SGD by Opacus itself: its sampling, per-sample gradients, noise and accountant (PRV, or RDP)."""
+
+    def __init__(self, settings: Settings, model: nn.Module, data: ImageDataset) -> None:
+        try:
+            import opacus
+        except ImportError as error:
+            raise SettingsError("method opacus needs Opacus: pip install 'spectral-dp[baseline]'") from error
+        _refuse_for_opacus(settings)
+        self._settings, self._version = settings, opacus.__version__
+        self._generator = torch.Generator().manual_seed(settings.seed) if settings.reproducible else None
+        if self._generator is None:
+            torch.seed()  # Opacus draws its noise from torch's generator, which initialisation has seeded
+        common: dict[str, Any] = {
+            "module": model,
+            "optimizer": make_optimizer(settings, model),
+            "data_loader": DataLoader(
+                TensorDataset(data.train_images, data.train_labels),
+                batch_size=settings.batch_size,
+                generator=self._generator,
+            ),
+            "max_grad_norm": settings.max_grad_norm,
+            "noise_generator": self._generator,
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its secure mode and its own defaults
+            self.engine = opacus.PrivacyEngine(accountant="prv" if settings.accountant == "pld" else "rdp")
+            if settings.noise_multiplier is None:
+                made = self.engine.make_private_with_epsilon(
+                    target_epsilon=settings.epsilon, target_delta=settings.delta, epochs=settings.epochs, **common
+                )
+            else:
+                made = self.engine.make_private(noise_multiplier=settings.noise_multiplier, **common)
+        self.model, self.private, self._loader = made
+        self.optimizer = self.private
+        self.steps_per_epoch = len(self._loader)
+
+    def batches(self) -> Iterator[Batch]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            for images, labels in self._loader:
+                yield Batch(images, labels, True)
+        self.epoch += 1
+
+    def epsilon(self) -> float | None:
+        if not len(self.engine.accountant):
+            return 0.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return float(self.engine.get_epsilon(self._settings.delta))
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "library": f"opacus {self._version}",
+            "accountant": self.engine.accountant.mechanism(),
+            "relation": "add_or_remove_one",
+            "noise_multiplier": self.private.noise_multiplier,
+            "sample_rate": self._loader.sample_rate,
+            "expected_batch_size": self.private.expected_batch_size,
+            "steps": sum(steps for _, _, steps in self.engine.accountant.history),
+            "clipping": f"flat, {self._settings.max_grad_norm:g}",
+            "noise_source": "seeded, reproducible" if self._settings.reproducible else "torch generator",
+        }
+
+    def state(self) -> dict[str, Any]:
+        history = [list(entry) for entry in self.engine.accountant.history]
+        return {"history": history} | ({"generator": self._generator.get_state()} if self._generator else {})
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.engine.accountant.history = [tuple(entry) for entry in state["history"]]
+        if self._generator is not None:
+            self._generator.set_state(state["generator"])  # else the noise of the first epochs would come again
+
+
+def _refuse_for_opacus(settings: Settings) -> None:
+    unavailable = {
+        "views": settings.views > 1,
+        "clipping": settings.clipping != "flat",
+        "relation": str(settings.relation) != "add_or_remove_one",
+        "physical_batch_size": settings.physical_batch_size is not None,
+        "unsafe_diagnostics": settings.unsafe_diagnostics,
+    }
+    if asked := [name for name, is_asked in unavailable.items() if is_asked]:
+        raise SettingsError(f"method opacus does not have {', '.join(asked)} here: leave out, or use method dpsgd")

@@ -1,0 +1,130 @@
+"""The directory of a training run: what lies in it, and who may write to it.
+
+config.json           resolved settings; ``spectral-dp train --config`` takes it
+metrics.jsonl         one line an evaluation
+checkpoint.pt         everything needed to go on
+layers.json           what is released of each layer, and the noise on it
+weights.safetensors   the final weights
+privacy.json, .md     the privacy statement
+summary.json          the result; its presence says that the run is finished
+accuracy.png, ...     plots
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from spectral_dp.experiments.settings import Settings, read_file
+from spectral_dp.files import write_json, write_text
+
+
+class RunDirectoryError(ValueError):
+    """A run directory that cannot be used, with the reason."""
+
+
+class RunDirectory:
+    """Paths of a run, and its files read and written whole."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoint = self.path / "checkpoint.pt"
+        self.layers = self.path / "layers.json"
+        self.weights = self.path / "weights.safetensors"
+        self.privacy = self.path / "privacy.json"
+        self.summary_file = self.path / "summary.json"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config.exists()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run was finished here."""
+        return self.summary_file.exists()
+
+    @contextmanager
+    def claimed(self, settings: Settings, *, resume: bool) -> Iterator[None]:
+        """Begins or resumes a run here, alone: nothing is written if the directory holds something else."""
+        if self.exists:
+            self._check_resumable(settings, resume)
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunDirectoryError(f"{self.path} exists and is no run of spectral-dp: choose another directory")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror}") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the system however the process ends
+            except BlockingIOError as error:
+                raise RunDirectoryError(f"another process is training in {self.path}: wait for it") from error
+            if not self.exists:
+                write_json(self.config, settings.to_dict())
+            yield
+
+    def settings(self) -> Settings:
+        """Returns the settings of the run."""
+        if not self.exists:
+            raise RunDirectoryError(f"{self.path} holds no run: it has no config.json")
+        return Settings.from_dict(read_file(self.config), source=str(self.config))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Returns the evaluations so far; a line that was cut off by a kill is left out."""
+        if not self.metrics_file.exists():
+            return []
+        lines = self.metrics_file.read_text().split("\n")
+        try:
+            return [json.loads(line) for line in lines[:-1]]  # the last piece is empty, or an incomplete line
+        except json.JSONDecodeError as error:
+            raise RunDirectoryError(f"{self.metrics_file} is damaged: {error}") from error
+
+    def keep_metrics(self, up_to_step: int) -> list[dict[str, Any]]:
+        """Drops evaluations of steps that no checkpoint knows; returns the others."""
+        kept = [row for row in self.metrics() if row["step"] <= up_to_step]
+        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+        return kept
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        """Appends an evaluation."""
+        with self.metrics_file.open("a") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def read(self, path: Path) -> Any:
+        """Returns the contents of one of the JSON files."""
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise RunDirectoryError(f"{self.path} has no {path.name}: is the run finished?") from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RunDirectoryError(f"{path} is damaged: {error}") from error
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the result of a finished run."""
+        result: dict[str, Any] = self.read(self.summary_file)
+        return result
+
+    def _check_resumable(self, settings: Settings, resume: bool) -> None:
+        saved, asked = self.settings().to_dict(), settings.to_dict()
+        free = {f.name for f in fields(Settings) if f.metadata["free"]}
+        differences = [
+            f"{name}: {saved[name]!r} there, {asked[name]!r} now"
+            for name in asked
+            if name not in free and saved[name] != asked[name]
+        ]
+        if differences:
+            listed = "\n  - ".join(differences)
+            raise RunDirectoryError(f"{self.path} holds a run with other settings:\n  - {listed}\nChoose another --out")
+        if not resume:
+            state = "a finished" if self.is_finished else "an unfinished"
+            raise RunDirectoryError(f"{self.path} holds {state} run with these settings: add --resume to go on with it")

@@ -1,0 +1,119 @@
+"""The privacy statement of a run: what is guaranteed, for whom, under which assumptions, and what is not."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spectral_dp._version import __version__
+from spectral_dp.experiments.methods import Method
+from spectral_dp.experiments.settings import Settings
+from spectral_dp.files import write_json, write_text
+
+_NAMES = {
+    "spectral": "Spectral-DP: per-sample gradients filtered by frequency, clipped, summed, Gaussian noise added",
+    "dpsgd": "DP-SGD: per-sample gradients clipped, summed, Gaussian noise added",
+    "opacus": "DP-SGD by Opacus: per-sample gradients clipped, summed, Gaussian noise added",
+}
+
+_LISTED = (
+    "mechanism",
+    "covers",
+    "noise_multiplier",
+    "max_grad_norm",
+    "clipping",
+    "sampling",
+    "sample_rate",
+    "steps",
+    "expected_batch_size",
+    "accountant",
+    "library",
+    "noise_source",
+)
+
+#: What a private run says of figures that are not covered.
+HELD_OUT = "accuracy on held-out samples assumes that these are public, or not part of what is protected"
+NOT_COVERED = (
+    HELD_OUT,
+    "settings chosen by looking at results on the same private data (each look costs privacy that is not counted)",
+)
+UNSAFE = "this run recorded diagnostics of the raw private data (metrics under 'unsafe'): they are NOT to be published"
+SEEDED = (
+    "noise and batches were drawn from a seed for the sake of reproducibility: whoever knows the seed can remove the "
+    "noise, so this run is NOT private; it shows what a private run with these settings gives"
+)
+
+
+def provenance() -> dict[str, Any]:
+    """Returns the versions that made a result, and the commit where the package lies in a git repository."""
+    found = {"spectral_dp": __version__, "torch": torch.__version__}
+    try:
+        here = Path(__file__).parent
+        ask = ["git", "-C", str(here)]
+        commit = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        tracked = subprocess.run([*ask, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
+        if commit.returncode == 0 and tracked.returncode == 0:
+            changed = subprocess.run([*ask, "diff", "--quiet", "HEAD", "--", "."], capture_output=True, timeout=10)
+            found["commit"] = commit.stdout.strip() + ("" if changed.returncode == 0 else " with changes")
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # no git: the version must do
+    return found
+
+
+def privacy_statement(settings: Settings, method: Method) -> dict[str, Any]:
+    """Returns the statement as plain values."""
+    if not settings.is_private:
+        return {"private": False, "mechanism": "none: ordinary training", "not_covered": [], "made_by": provenance()}
+    epsilon = method.epsilon()
+    assert epsilon is not None
+    finite = epsilon < float("inf")
+    warnings = [SEEDED] * settings.reproducible + [UNSAFE] * settings.unsafe_diagnostics
+    if not finite:
+        warnings.append("without noise nothing is guaranteed: epsilon is infinite")
+    return {
+        "private": finite and not settings.reproducible,
+        "mechanism": _NAMES[settings.method],
+        "epsilon": epsilon if finite else None,
+        "delta": settings.delta,
+        "max_grad_norm": settings.max_grad_norm,
+        "sampling": "Poisson: every record takes part in every step with the sample rate, independently",
+        **method.facts(),
+        "covers": "all weights the run passed through, and whatever is computed from them",
+        "not_covered": list(NOT_COVERED),
+        "warnings": warnings,
+        "made_by": provenance(),
+    }
+
+
+def write_statement(statement: dict[str, Any], directory: Path) -> None:
+    """Writes ``privacy.json`` and, for people, ``privacy.md``."""
+    write_json(directory / "privacy.json", statement)
+    write_text(directory / "privacy.md", as_markdown(statement))
+
+
+def as_markdown(statement: dict[str, Any]) -> str:
+    """Returns the statement as a page of text."""
+    if statement.get("epsilon") is None:
+        head = "No privacy is guaranteed: " + statement["mechanism"] + "."
+    else:
+        head = (
+            f"({_up(statement['epsilon'])}, {statement['delta']:g})-differential privacy, neighbouring data sets by "
+            f"{statement['relation'].replace('_', ' ')}."
+        )
+    lines = ["# Privacy statement", "", head, ""]
+    lines += [f"> **{warning}**\n" for warning in statement.get("warnings", [])]
+    lines += [f"- {name.replace('_', ' ')}: {statement[name]}" for name in _LISTED if name in statement]
+    lines += [f"- spectral {k.replace('_', ' ')}: {v}" for k, v in statement.get("spectral", {}).items()]
+    lines += [f"- {k}: {v}" for k, v in statement["made_by"].items()]
+    if statement["not_covered"]:
+        lines += ["", "Not covered:", ""] + [f"- {item}" for item in statement["not_covered"]]
+    return "\n".join(lines) + "\n"
+
+
+def _up(epsilon: float) -> str:
+    """Rounded up, so that what someone copies is still true."""
+    return f"{math.ceil(epsilon * 1e4) / 1e4:g}"

@@ -1,0 +1,370 @@
+"""One training run: batches from a method, losses, evaluations, checkpoints, and at the end everything on disk."""
+
+from __future__ import annotations
+
+import math
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from spectral_dp import data, models
+from spectral_dp.data import ImageDataset, random_views
+from spectral_dp.experiments import methods
+from spectral_dp.experiments.figures import draw_run
+from spectral_dp.experiments.layer_facts import layer_facts
+from spectral_dp.experiments.run_directory import RunDirectory
+from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
+from spectral_dp.files import whole_file, write_json
+
+#: Share of the training time that looking at epsilon between evaluations may take.
+ACCOUNTING_SHARE = 0.05
+
+
+class Interrupted(RuntimeError):
+    """The run was told to stop (Ctrl-C, SIGTERM); it can be resumed."""
+
+
+@dataclass
+class Progress:
+    """Where a run is; handed to whoever shows it, after every logical step."""
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    epsilon: float | None
+    accuracy: float | None
+
+
+def run(
+    settings: Settings,
+    directory: RunDirectory,
+    *,
+    resume: bool = False,
+    show: Callable[[Progress], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Trains as the settings say and returns the summary; with ``resume``, goes on where the directory left off.
+
+    Raises:
+        Interrupted: If a signal asked to stop. A checkpoint was written if the method can resume from there.
+    """
+    settings = settings.resolved()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    dataset = load_data(settings)
+    with directory.claimed(settings, resume=resume):
+        if directory.is_finished:
+            return directory.summary()
+        with stop_requests() as is_stopped:
+            return Trainer(settings, directory, dataset, show, is_stopped).run()
+
+
+def load_data(settings: Settings) -> ImageDataset:
+    """Returns the data set of a run."""
+    dataset = data.load(settings.dataset, path=settings.data_path)
+    if settings.validation_size:
+        dataset = _validated(dataset, settings.validation_size)
+    dataset = dataset.subset(settings.train_size, settings.test_size)
+    return dataset.resized(settings.image_size) if settings.image_size else dataset
+
+
+def _validated(dataset: ImageDataset, size: int) -> ImageDataset:
+    """Puts a fixed random part of the training set in the place of the test set."""
+    records = len(dataset.train_images)
+    if size >= records:
+        raise SettingsError(f"validation_size {size} leaves nothing of {records} samples to train on: lower it")
+    order = torch.randperm(records, generator=torch.Generator().manual_seed(0))
+    held, kept = order[:size], order[size:]
+    return replace(
+        dataset,
+        train_images=dataset.train_images[kept],
+        train_labels=dataset.train_labels[kept],
+        test_images=dataset.train_images[held],
+        test_labels=dataset.train_labels[held],
+    )
+
+
+def build_model(settings: Settings, dataset: ImageDataset) -> nn.Module:
+    """Returns the freshly initialised network of a run, by its seed."""
+    torch.manual_seed(settings.seed)
+    model = models.build(
+        settings.model,
+        input_shape=dataset.input_shape,
+        classes=dataset.classes,
+        activation=settings.activation,
+        block_size=settings.block_size or None,
+        last_block_size=settings.last_block_size,
+    )
+    try:
+        return model.to(settings.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"cannot use device {settings.device!r} ({reason}): use cpu") from error
+
+
+class Trainer:
+    """The loop of a run and its state."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: RunDirectory,
+        dataset: ImageDataset,
+        show: Callable[[Progress], None],
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        self.settings, self.directory, self.dataset = settings, directory, dataset
+        self._show, self._is_stopped = show, is_stopped
+        self.method = methods.start(settings, build_model(settings, dataset), dataset)
+        self.model = self.method.model
+        self.steps = settings.epochs * self.method.steps_per_epoch
+        self.step = 0
+        self._averaged = (
+            AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(settings.average)) if settings.average else None
+        )
+        self._seconds = 0.0  # of earlier sessions of this run
+        self._losses: list[float] = []
+        self._epsilon = self.method.epsilon()
+        self._accuracy: float | None = None
+        self._accounting = _Paced(ACCOUNTING_SHARE)
+        self._tensorboard = _tensorboard(directory)
+
+    def run(self) -> dict[str, Any]:
+        """Trains to the end."""
+        self._resume()
+        write_json(self.directory.layers, layer_facts(self.method))
+        self._started = time.perf_counter()
+        while self.method.epoch < self.settings.epochs:
+            self._train_epoch()
+            epoch = self.method.epoch
+            if epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs:
+                self._save()  # before the evaluation is recorded: what is known of a step was accounted for
+                self._evaluate()
+        return self._finish()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run so far."""
+        return self._seconds + time.perf_counter() - self._started
+
+    def _train_epoch(self) -> None:
+        self.model.train()
+        for batch in self.method.batches():
+            self._set_learning_rate()
+            images, labels = self._prepared(batch)
+            self.method.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(images), labels)
+            loss.backward()
+            self.method.optimizer.step()
+            if self.settings.unsafe_diagnostics and len(labels):
+                self._losses.append(loss.item())
+            if not batch.is_last:
+                continue
+            self.step += 1
+            if self._averaged is not None:
+                self._averaged.update_parameters(self.model)
+            if self._accounting.is_due:
+                with self._accounting.paid():
+                    self._epsilon = self.method.epsilon()
+            self._show(self._progress())
+            if self._is_stopped():
+                self._stop()
+
+    def _prepared(self, batch: methods.Batch) -> tuple[Tensor, Tensor]:
+        """Augments and normalises; views of a sample lie next to each other."""
+        images, labels = batch.images, batch.labels
+        settings = self.settings
+        if settings.views > 1 or settings.flip or settings.shift:
+            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
+            images = random_views(images, settings.views, flip=settings.flip, shift=settings.shift, generator=generator)
+            labels = labels.repeat_interleave(settings.views)
+        return self.dataset.normalise(images.to(settings.device)), labels.to(settings.device)
+
+    def _set_learning_rate(self) -> None:
+        """The schedule depends on the step alone, so there is no state of it to save."""
+        progress = self.step / self.steps
+        factor = {
+            "constant": 1.0,
+            "linear": 1 - progress,
+            "cosine": (1 + math.cos(math.pi * progress)) / 2,
+        }[self.settings.schedule]
+        for group in self.method.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * factor
+
+    def _evaluate(self) -> None:
+        self._epsilon = self.method.epsilon()
+        loss, self._accuracy = evaluate(self._result(), self.dataset, self.settings.device)
+        row: dict[str, Any] = {
+            "epoch": self.method.epoch,
+            "step": self.step,
+            "epsilon": self._epsilon if self._epsilon is not None and math.isfinite(self._epsilon) else None,
+            "heldout_accuracy": self._accuracy,
+            "heldout_loss": loss if math.isfinite(loss) else None,
+            "learning_rate": self.method.optimizer.param_groups[0]["lr"],
+            "seconds": round(self.seconds, 3),
+        }
+        if self.settings.unsafe_diagnostics:
+            row["unsafe"] = self._unsafe()
+        self.directory.add_metrics(row)
+        if self._tensorboard is not None:
+            for name in ("heldout_accuracy", "heldout_loss", "epsilon"):
+                if row[name] is not None:
+                    self._tensorboard.add_scalar(name, row[name], self.step)
+        self._show(self._progress())
+
+    def _unsafe(self) -> dict[str, float]:
+        found = {"training_loss": sum(self._losses) / len(self._losses)} if self._losses else {}
+        self._losses = []
+        watched = getattr(self.method, "diagnostics", None)
+        return found | (watched.take() if watched is not None else {})
+
+    def _result(self) -> nn.Module:
+        """The model that the run is for."""
+        return self._averaged.module if self._averaged is not None else self.model
+
+    def _save(self) -> None:
+        extra: dict[str, Any] = {"step": self.step, "seconds": self.seconds}
+        if self._averaged is not None:
+            extra["average"] = self._averaged.state_dict()
+        self.method.save(self.directory.checkpoint, extra)
+
+    def _resume(self) -> None:
+        self._started = time.perf_counter()
+        if not self.directory.checkpoint.exists():
+            self.directory.keep_metrics(up_to_step=0)
+            return
+        extra = self.method.load(self.directory.checkpoint)
+        self.step, self._seconds = int(extra["step"]), float(extra["seconds"])
+        if self._averaged is not None:
+            self._averaged.load_state_dict(extra["average"])
+        rows = self.directory.keep_metrics(up_to_step=self.step)
+        self._accuracy = rows[-1]["heldout_accuracy"] if rows else None
+        self._epsilon = self.method.epsilon()
+        at_evaluation = self.step and self.step % self.method.steps_per_epoch == 0
+        if at_evaluation and (not rows or rows[-1]["step"] < self.step):
+            self._evaluate()  # it was killed between the two
+
+    def _stop(self) -> None:
+        if self.method.resumes_within_epochs:
+            self._save()
+        kept = "" if self.method.resumes_within_epochs else " (its last complete epoch is kept)"
+        raise Interrupted(f"stopped at step {self.step} of {self.steps}{kept}")
+
+    def _finish(self) -> dict[str, Any]:
+        statement = privacy_statement(self.settings, self.method)
+        write_statement(statement, self.directory.path)
+        weights = {name: value.contiguous().cpu() for name, value in _plain_state(self._result()).items()}
+        with whole_file(self.directory.weights) as file:
+            file.write(safetensors_bytes(weights))
+        rows = self.directory.metrics()
+        summary = {
+            "dataset": self.settings.dataset,
+            "model": self.settings.model,
+            "method": self.settings.method,
+            "seed": self.settings.seed,
+            "heldout_accuracy": rows[-1]["heldout_accuracy"],
+            "best_heldout_accuracy": max(row["heldout_accuracy"] for row in rows),
+            "epsilon": statement.get("epsilon"),
+            "delta": self.settings.delta if self.settings.is_private else None,
+            "noise_multiplier": statement.get("noise_multiplier"),
+            "sample_rate": statement.get("sample_rate"),
+            "epochs": self.settings.epochs,
+            "steps": self.step,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "seconds": round(self.seconds, 3),
+            "peak_memory_mb": round(_peak_memory_mb(), 1),
+            "made_by": provenance(),
+        }
+        draw_run(self.directory)
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        write_json(self.directory.summary_file, summary)
+        return summary
+
+    def _progress(self) -> Progress:
+        return Progress(self.step, self.steps, self.method.epoch, self.settings.epochs, self._epsilon, self._accuracy)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, dataset: ImageDataset, device: str) -> tuple[float, float]:
+    """Returns loss and accuracy on the held-out samples."""
+    was_training = model.training
+    model.eval()
+    loss = correct = 0.0
+    for images, labels in zip(dataset.test_images.split(1000), dataset.test_labels.split(1000), strict=True):
+        scores, labels = model(dataset.normalise(images.to(device))), labels.to(device)
+        loss += F.cross_entropy(scores, labels, reduction="sum").item()
+        correct += (scores.argmax(1) == labels).sum().item()
+    model.train(was_training)
+    return loss / len(dataset.test_labels), correct / len(dataset.test_labels)
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Notices Ctrl-C and SIGTERM without breaking a step; a second Ctrl-C stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Paced:
+    """Says when something costly may be done again, so that it takes no more than a share of the time."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._next = share, 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return time.perf_counter() >= self._next
+
+    @contextmanager
+    def paid(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        now = time.perf_counter()
+        self._next = now + (now - started) / self._share
+
+
+def _plain_state(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights by their names in the user's model, not in Opacus' wrapper."""
+    return getattr(model, "_module", model).state_dict()
+
+
+def _peak_memory_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def _tensorboard(directory: RunDirectory) -> Any:
+    """Returns a TensorBoard writer if TensorBoard is installed."""
+    try:
+        import tensorboard  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: F401
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(directory.path / "tensorboard"))

@@ -1,0 +1,120 @@
+"""``spectral-dp train``: flags and files, what it prints, and what it refuses."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from spectral_dp.cli import app
+from spectral_dp.experiments.run_directory import RunDirectory
+
+NETWORK = """
+from torch import nn
+def net(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+FLAGS = (
+    "--model train_test_network:net --train-size 100 --batch-size 20 --epochs 2 --noise-multiplier 1 --accountant rdp"
+)
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path, monkeypatch):
+    (tmp_path / "train_test_network.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spectral_dp.experiments.trainer._tensorboard", lambda directory: None)
+    monkeypatch.setattr("spectral_dp.experiments.trainer.draw_run", lambda directory: None)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["train", *arguments], env={"COLUMNS": "200"})
+
+
+def test_a_run_from_flags():
+    result = run(*FLAGS.split(), "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert "held-out accuracy" in result.stdout
+    assert "epsilon spent" in result.stdout
+    assert RunDirectory("run").settings().train_size == 100
+
+
+def test_json_is_the_summary_and_nothing_else():
+    result = run(*FLAGS.split(), "--out", "run", "--json")
+    summary = json.loads(result.stdout)
+    assert summary["directory"] == "run"
+    assert summary["steps"] == 10
+
+
+def test_the_default_directory_tells_what_it_is(tmp_path):
+    assert run(*FLAGS.split()).exit_code == 0
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert directory.name.startswith("digits-train_test_network.net-spectral-")
+
+
+def test_flags_win_over_the_file_and_a_runs_own_file_repeats_it(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        'model = "train_test_network:net"\ntrain-size = 100\nbatch_size = 20\nepochs = 7\nnoise_multiplier = 1\n'
+        'accountant = "rdp"\n[layer_ratios]\n'
+    )
+    assert run("--config", "run.toml", "--epochs", "1", "--out", "a").exit_code == 0
+    assert RunDirectory("a").settings().epochs == 1
+    assert run("--config", "a/config.json", "--out", "b").exit_code == 0
+    assert RunDirectory("b").settings() == RunDirectory("a").settings()
+
+
+def test_resume_needs_no_other_flags():
+    assert run(*FLAGS.split(), "--out", "run").exit_code == 0
+    RunDirectory("run").summary_file.unlink()
+    result = run("--out", "run", "--resume")
+    assert result.exit_code == 0, result.output
+    assert RunDirectory("run").is_finished
+    refused = run("--out", "run", "--resume", "--epochs", "9")
+    assert refused.exit_code == 2
+    assert "epochs: 2 there, 9 now" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--dataset imagenet", "choose one of digits"),
+        ("--model resnet", "choose one of model1, lenet5"),
+        ("--method sgd", "'spectral', 'dpsgd', 'opacus', 'nonprivate'"),
+        ("--epochs 0", "epochs must be positive"),
+        ("--epsilon 1 --noise-multiplier 1", "not both"),
+        ("--layer-ratio fc1", "NAME=RATIO"),
+        ("--config nothing.toml", "cannot read the configuration nothing.toml"),
+        ("--resume", "--resume needs --out"),
+        ("--dataset mnist --data-path nowhere", "nowhere"),
+        ("--model lenet5", "at least 12 x 12 pixels"),
+        ("--delta 1e-18", "delta"),
+    ],
+)
+def test_refusals_are_one_line_with_the_fix(arguments, message, tmp_path):
+    result = run(*arguments.split())
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.glob("runs/*/summary.json"))
+
+
+def test_a_full_disk_is_exit_code_1(monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("spectral_dp.experiments.trainer.write_statement", full)
+    result = run(*FLAGS.split(), "--out", "run")
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch):
+    from spectral_dp.experiments import trainer
+
+    def stopped(*_, **__):
+        raise trainer.Interrupted("stopped at step 3 of 10")
+
+    monkeypatch.setattr(trainer, "run", stopped)
+    result = run(*FLAGS.split(), "--out", "run")
+    assert result.exit_code == 130
+    assert "stopped at step 3 of 10" in result.stderr
+    assert "spectral-dp train --out run --resume" in result.stderr

@@ -1,0 +1,94 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
+
+
+def test_a_new_directory_is_made_and_claimed(tmp_path, tiny):
+    run = RunDirectory(tmp_path / "a" / "b")
+    with run.claimed(tiny(), resume=False):
+        assert run.settings() == tiny()
+    assert not run.is_finished
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path, tiny):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunDirectoryError, match="is no run"), RunDirectory(tmp_path).claimed(tiny(), resume=True):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_other_settings_are_listed(tmp_path, tiny):
+    run = RunDirectory(tmp_path / "run")
+    with run.claimed(tiny(), resume=False):
+        pass
+    message = "other settings:\n  - epochs: 2 there, 3 now\n  - seed: 0 there, 1 now"
+    with pytest.raises(RunDirectoryError, match=message), run.claimed(tiny(epochs=3, seed=1), resume=True):
+        pass
+
+
+def test_what_does_not_change_the_result_may_differ(tmp_path, tiny):
+    run = RunDirectory(tmp_path / "run")
+    with run.claimed(tiny(), resume=False):
+        pass
+    with run.claimed(replace(tiny(), threads=3, physical_batch_size=7), resume=True):
+        pass
+
+
+def test_going_on_must_be_asked_for(tmp_path, tiny):
+    run = RunDirectory(tmp_path / "run")
+    with run.claimed(tiny(), resume=False):
+        pass
+    with pytest.raises(RunDirectoryError, match=r"unfinished run .*--resume"), run.claimed(tiny(), resume=False):
+        pass
+
+
+def test_two_processes_do_not_share_a_run(tmp_path, tiny):
+    run = RunDirectory(tmp_path / "run")
+    code = (
+        "import sys, json; from spectral_dp.experiments.run_directory import RunDirectory\n"
+        "run = RunDirectory(sys.argv[1])\n"
+        "with run.claimed(run.settings(), resume=True): pass\n"
+    )
+    with run.claimed(tiny(), resume=False):
+        other = subprocess.run([sys.executable, "-c", code, run.path], capture_output=True, text=True)
+    assert "another process is training" in other.stderr
+    with run.claimed(tiny(), resume=True):  # free again
+        pass
+
+
+def test_an_unwritable_place_is_named(tmp_path, tiny):
+    (tmp_path / "file").write_text("")
+    run = RunDirectory(tmp_path / "file" / "run")
+    with pytest.raises(RunDirectoryError, match="cannot write to"), run.claimed(tiny(), resume=False):
+        pass
+
+
+def test_metrics_survive_a_line_cut_off(tmp_path, tiny):
+    run = RunDirectory(tmp_path / "run")
+    with run.claimed(tiny(), resume=False):
+        run.add_metrics({"step": 1})
+        run.add_metrics({"step": 2})
+        with run.metrics_file.open("a") as file:
+            file.write('{"step": 3, "epsi')
+        assert run.metrics() == [{"step": 1}, {"step": 2}]
+        assert run.keep_metrics(up_to_step=1) == [{"step": 1}]
+        assert run.metrics_file.read_text() == '{"step": 1}\n'
+
+
+def test_damage_is_named(tmp_path, tiny):
+    run = RunDirectory(tmp_path / "run")
+    with run.claimed(tiny(), resume=False):
+        run.metrics_file.write_text("nonsense\n")
+        with pytest.raises(RunDirectoryError, match=r"metrics.jsonl is damaged"):
+            run.metrics()
+        run.summary_file.write_text("{")
+        with pytest.raises(RunDirectoryError, match=r"summary.json is damaged"):
+            run.summary()
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        RunDirectory(tmp_path).settings()
+    assert json.loads(run.config.read_text())["epochs"] == 2

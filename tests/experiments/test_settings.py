@@ -1,0 +1,74 @@
+import json
+
+import pytest
+
+from spectral_dp import Relation
+from spectral_dp.experiments.settings import Settings, SettingsError, read_file
+
+
+def test_settings_survive_a_file(tmp_path):
+    settings = Settings(model="lenet5", layer_ratios={"fc1": 0.5}, epsilon=3, relation=Relation.REPLACE_ONE)
+    (tmp_path / "config.json").write_text(json.dumps(settings.to_dict()))
+    assert Settings.from_dict(read_file(tmp_path / "config.json")) == settings
+
+
+def test_toml_with_dashes_and_tables(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("batch-size = 64\nlearning_rate = 1\n[layer_ratios]\nfc1 = 0.5\n")
+    settings = Settings.from_dict(read_file(path))
+    assert (settings.batch_size, settings.learning_rate, settings.layer_ratios) == (64, 1.0, {"fc1": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epoch": 3}, "unknown settings epoch: choose from dataset"),
+        ({"method": "sgd"}, "method must be one of spectral, dpsgd, opacus, nonprivate, got 'sgd'"),
+        ({"relation": "swap"}, "relation must be one of add_or_remove_one"),
+        ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
+        ({"epochs": True}, "epochs must be of type int, got True"),
+        ({"epochs": "3"}, "epochs must be of type int"),
+        ({"epochs": 0}, "epochs must be positive, got 0"),
+        ({"epsilon": 0}, "epsilon must be positive, got 0"),
+        ({"epsilon": float("nan")}, "epsilon must be finite, got nan"),
+        ({"delta": 1}, "delta must be between 0 and 1"),
+        ({"conv_ratio": 1}, r"conv_ratio must be in \[0, 1\)"),
+        ({"layer_ratios": {"fc1": 2}}, r"fc1 must be in \[0, 1\)"),
+        ({"layer_ratios": ["fc1"]}, "layer_ratios must map layer names to numbers"),
+        ({"epsilon": 2, "noise_multiplier": 1}, "epsilon or noise_multiplier, not both"),
+        ({"momentum": 1}, r"momentum must be in \[0, 1\)"),
+        ({"noise_multiplier": -1}, "noise_multiplier must be at least 0"),
+        ({"learning_rate": float("inf")}, "learning_rate must be finite"),
+    ],
+)
+def test_bad_settings_say_what_is_wrong(given, message):
+    with pytest.raises(SettingsError, match=message):
+        Settings.from_dict(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "epochs = = 3", "is not valid TOML"),
+        ("a.json", "{", "is not valid JSON"),
+        ("a.json", "[1]", "must hold settings by name, got a list"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        read_file(tmp_path / name)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(SettingsError, match=r"cannot read the configuration .*gone.toml"):
+        read_file(tmp_path / "gone.toml")
+
+
+def test_defaults_that_depend_on_the_method():
+    spectral, plain = (Settings(model="tiny", method=method).resolved() for method in ("spectral", "dpsgd"))
+    assert (spectral.linear_ratio, spectral.conv_ratio, spectral.block_size, spectral.epsilon) == (0.5, 0.0, 0, 2.0)
+    assert plain.linear_ratio == 0.0
+    assert Settings(model="tiny", linear_ratio=0.25).resolved().linear_ratio == 0.25
+    assert Settings(method="nonprivate", model="tiny").resolved().epsilon is None
+    assert Settings(model="tiny", noise_multiplier=1.0).resolved().epsilon is None

@@ -1,0 +1,259 @@
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spectral_dp import accounting, models
+from spectral_dp.experiments import trainer
+from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
+from spectral_dp.experiments.settings import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, request):
+    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
+    if "promised" not in request.node.name:
+        monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
+
+
+def epsilon(noise_multiplier, sample_rate, steps):
+    return accounting.epsilon(noise_multiplier, sample_rate, steps, 1e-5, accountant="rdp")
+
+
+def run(tmp_path, settings, name="run", **options):
+    directory = RunDirectory(tmp_path / name)
+    return trainer.run(settings, directory, **options), directory
+
+
+def test_a_run_leaves_everything_that_is_promised(tmp_path, tiny):
+    summary, directory = run(tmp_path, tiny(epsilon=2.0, epochs=3))
+    names = {path.name for path in directory.path.iterdir()}
+    promised = {"config.json", "metrics.jsonl", "checkpoint.pt", "layers.json", "weights.safetensors", "summary.json"}
+    assert promised | {"privacy.json", "privacy.md", "accuracy.png", "epsilon.png", "layers.png"} <= names
+    rows = directory.metrics()
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert [row["step"] for row in rows] == [4, 8, 12]
+    assert 0 < rows[0]["epsilon"] < rows[2]["epsilon"] <= 2
+    spent = epsilon(summary["noise_multiplier"], 0.25, 12)
+    assert summary["epsilon"] == pytest.approx(spent, rel=1e-9)
+    assert summary["heldout_accuracy"] == rows[-1]["heldout_accuracy"]
+
+
+def test_the_saved_weights_are_those_that_were_evaluated(tmp_path, tiny):
+    settings = tiny(method="dpsgd", average=0.9)
+    summary, directory = run(tmp_path, settings)
+    model = models.build("tiny", input_shape=(1, 8, 8), classes=10)
+    model.load_state_dict(load_file(directory.weights))
+    _, accuracy = trainer.evaluate(model, trainer.load_data(settings), "cpu")
+    assert accuracy == summary["heldout_accuracy"]
+
+
+def test_training_learns_and_much_noise_prevents_it(tmp_path, tiny):
+    """The second half is the control: without it, a run that ignores the noise would pass."""
+    common = {"train_size": None, "test_size": None, "epochs": 5, "learning_rate": 2.0}
+    learnt, _ = run(tmp_path, tiny(epsilon=8.0, **common), "learnt")
+    drowned, _ = run(tmp_path, tiny(noise_multiplier=300.0, **common), "drowned")
+    assert learnt["heldout_accuracy"] > 0.7
+    assert drowned["heldout_accuracy"] < 0.4
+
+
+@pytest.mark.parametrize("method", ["spectral", "dpsgd", "opacus", "nonprivate"])
+def test_methods_run_and_say_what_they_guarantee(tmp_path, tiny, method):
+    summary, directory = run(tmp_path, tiny(method=method))
+    statement = directory.read(directory.privacy)
+    if method == "nonprivate":
+        assert summary["epsilon"] is statement.get("epsilon") is None
+        assert "No privacy is guaranteed" in (directory.path / "privacy.md").read_text()
+    else:
+        assert summary["epsilon"] == pytest.approx(epsilon(1.0, 0.25, 8), rel=0.02)
+        assert statement["steps"] == 8
+        assert statement["sample_rate"] == 0.25
+        assert not statement["private"]  # seeded
+        assert "NOT private" in (directory.path / "privacy.md").read_text()
+    assert set(load_file(directory.weights)) == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
+
+
+def test_a_run_that_is_not_seeded_is_private_and_differs_each_time(tmp_path, tiny):
+    weights = []
+    for name in ("a", "b"):
+        _, directory = run(tmp_path, tiny(reproducible=False, epochs=1), name)
+        assert directory.read(directory.privacy)["private"]
+        weights.append(load_file(directory.weights)["fc1.weight"])
+    assert not torch.equal(*weights)
+
+
+@pytest.mark.parametrize("method", ["opacus"])
+def test_opacus_noise_does_not_come_from_the_seed(tmp_path, tiny, method):
+    """Catches leaving torch's generator, from which Opacus draws, as initialisation seeded it."""
+    weights = []
+    for name in ("a", "b"):
+        _, directory = run(tmp_path, tiny(method=method, reproducible=False, epochs=1), name)
+        weights.append(load_file(directory.weights)["fc1.weight"])
+    assert not torch.equal(*weights)
+
+
+@pytest.mark.parametrize("method", ["spectral", "opacus", "nonprivate"])
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path, tiny, method):
+    settings = tiny(method=method, epochs=3, average=0.5, schedule="cosine", momentum=0.9)
+    whole, uninterrupted = run(tmp_path, settings, "whole")
+
+    def stop_at(step):
+        def show(progress):
+            if progress.step == step:
+                signal.raise_signal(signal.SIGINT)
+
+        return show
+
+    for step in (3, 6, 9):  # within epochs
+        with pytest.raises(trainer.Interrupted):
+            run(tmp_path, settings, "parts", resume=True, show=stop_at(step))
+    parts, resumed = run(tmp_path, settings, "parts", resume=True)
+    assert parts["epsilon"] == whole["epsilon"]
+    assert [row["step"] for row in resumed.metrics()] == [row["step"] for row in uninterrupted.metrics()]
+    ours, theirs = load_file(resumed.weights), load_file(uninterrupted.weights)
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
+
+
+KILLED = """
+import sys
+from torch import nn
+from spectral_dp import models
+from spectral_dp.experiments import trainer
+from spectral_dp.experiments.run_directory import RunDirectory
+from spectral_dp.experiments.settings import Settings, read_file
+models.register("tiny", lambda input_shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
+trainer._tensorboard = trainer.draw_run = lambda directory: None
+settings = Settings.from_dict(read_file(sys.argv[2]))
+print(trainer.run(settings, RunDirectory(sys.argv[1]), resume=True)["epsilon"])
+"""
+
+
+def test_a_killed_process_resumes_with_its_ledger(tmp_path, tiny):
+    """SIGKILL at whatever moment: the run goes on, and its epsilon is that of the steps it made."""
+    settings = tiny(epochs=20, batch_size=20)
+    (tmp_path / "settings.json").write_text(json.dumps(settings.to_dict()))
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), str(tmp_path / "settings.json")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    directory = RunDirectory(tmp_path / "run")
+    process = subprocess.Popen(command, env=environment)
+    deadline = time.monotonic() + 60
+    while len(directory.metrics()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert directory.checkpoint.exists()
+    assert not directory.is_finished
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert float(finished.stdout) == pytest.approx(epsilon(1.0, 0.1, 200), rel=1e-9)
+    assert [row["epoch"] for row in directory.metrics()] == list(range(1, 21))
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, tiny):
+    first, directory = run(tmp_path, tiny())
+    stamp = directory.weights.stat().st_mtime_ns
+    again, _ = run(tmp_path, tiny(), resume=True)
+    assert again == first
+    assert directory.weights.stat().st_mtime_ns == stamp
+    with pytest.raises(RunDirectoryError, match="a finished run"):
+        run(tmp_path, tiny())
+
+
+def test_physical_batches_change_nothing(tmp_path, tiny):
+    _, whole = run(tmp_path, tiny(), "whole")
+    _, split = run(tmp_path, tiny(physical_batch_size=7), "split")
+    ours, theirs = load_file(whole.weights), load_file(split.weights)
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
+
+
+def test_views_are_averaged_and_cost_nothing(tmp_path, tiny):
+    one, _ = run(tmp_path, tiny(), "one")
+    four, _ = run(tmp_path, tiny(views=4, shift=1, flip=True), "four")
+    assert one["epsilon"] == four["epsilon"]
+
+
+def test_diagnostics_are_recorded_only_when_asked_for_and_change_nothing(tmp_path, tiny):
+    _, plain = run(tmp_path, tiny(), "plain")
+    _, watched = run(tmp_path, tiny(unsafe_diagnostics=True), "watched")
+    assert not any("unsafe" in row for row in plain.metrics())
+    found = watched.metrics()[-1]["unsafe"]
+    assert set(found) == {"training_loss", "gradient_norm_median", "gradient_norm_90_percent", "clipped_fraction"}
+    assert 0 <= found["clipped_fraction"] <= 1
+    assert "NOT to be published" in (watched.path / "privacy.md").read_text()
+    ours, theirs = load_file(plain.weights), load_file(watched.weights)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.filterwarnings("ignore:noise_multiplier is 0")
+def test_no_noise_means_no_guarantee(tmp_path, tiny):
+    summary, directory = run(tmp_path, tiny(noise_multiplier=0.0, epochs=1))
+    statement = directory.read(directory.privacy)
+    assert summary["epsilon"] is None
+    assert not statement["private"]
+    assert "epsilon is infinite" in " ".join(statement["warnings"])
+
+
+def test_the_validation_part_is_not_trained_on(tiny):
+    data = trainer.load_data(tiny(train_size=None, test_size=None, validation_size=300))
+    whole = trainer.load_data(tiny(train_size=None, test_size=None))
+    assert len(data.train_images) == len(whole.train_images) - 300
+    assert len(data.test_images) == 300
+    together = torch.cat([data.train_images, data.test_images]).flatten(1)
+    assert torch.equal(together.double().sum(0), whole.train_images.flatten(1).double().sum(0))
+    with pytest.raises(SettingsError, match="leaves nothing"):
+        trainer.load_data(tiny(validation_size=10**6))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_schedules(tmp_path, tiny, schedule):
+    _, directory = run(tmp_path, tiny(schedule=schedule, method="nonprivate", learning_rate=1.0))
+    last = directory.metrics()[-1]["learning_rate"]  # of step 7 of 8
+    assert last == pytest.approx(
+        {"constant": 1, "linear": 1 / 8, "cosine": (1 + math.cos(math.pi * 7 / 8)) / 2}[schedule]
+    )
+
+
+def test_impossible_settings(tmp_path, tiny):
+    with pytest.raises(SettingsError, match="batch_size 500 exceeds the 200 training samples"):
+        run(tmp_path, tiny(batch_size=500), "a")
+    with pytest.raises(SettingsError, match="method opacus does not have views, clipping"):
+        run(tmp_path, tiny(method="opacus", views=2, clipping="per_layer"), "b")
+    with pytest.raises(SettingsError, match="cannot use device 'cuda"):
+        run(tmp_path, tiny(device="cuda:7"), "c")
+
+
+def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, tiny):
+    settings = tiny(epochs=3)
+
+    def stop(progress):
+        if progress.step == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(trainer.Interrupted):
+        run(tmp_path, settings, show=stop)
+    directory = RunDirectory(tmp_path / "run")
+    content = directory.checkpoint.read_bytes()
+    directory.checkpoint.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="truncated, damaged"):
+        run(tmp_path, settings, resume=True)
+    assert directory.checkpoint.stat().st_size == len(content) // 2
+
+
+def test_a_full_disk_leaves_a_run_that_can_be_resumed(tmp_path, tiny, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "write_statement", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(tmp_path, tiny())
+    directory = RunDirectory(tmp_path / "run")
+    assert not directory.is_finished
+    summary, _ = run(tmp_path, tiny(), resume=True)
+    assert summary["steps"] == 8
