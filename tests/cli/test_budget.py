@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from spectral_dp import __version__
 from spectral_dp.accounting import calibrate_noise, epsilon
 from spectral_dp.cli import app
-from spectral_dp.cli.budget import _rounded_up
+from spectral_dp.rounding import rounded_up
 
 MNIST = ["budget", "--samples", "60000", "--batch-size", "1024", "--epochs", "30"]
 STEPS = 30 * 59  # ceil(60000 / 1024) = 59
@@ -66,9 +66,9 @@ def test_the_sigma_on_screen_is_private():
 
 @pytest.mark.parametrize("value", [1.62345, 0.99999, 123456.7, 1e-5, 2.0])
 def test_rounded_up(value):
-    assert value <= float(_rounded_up(value)) * (1 + 1e-12)
-    assert float(_rounded_up(value)) <= value * 1.0011
-    assert _rounded_up(math.inf) == "inf"
+    assert value <= float(rounded_up(value)) * (1 + 1e-12)
+    assert float(rounded_up(value)) <= value * 1.0011
+    assert rounded_up(math.inf) == "inf"
 
 
 def test_replace_one():

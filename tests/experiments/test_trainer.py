@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from spectral_dp import accounting, models
 from spectral_dp.experiments import trainer
+from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
 from spectral_dp.experiments.settings import SettingsError
 
@@ -44,6 +45,20 @@ def test_a_run_leaves_everything_that_is_promised(tmp_path, tiny):
     spent = epsilon(summary["noise_multiplier"], 0.25, 12)
     assert summary["epsilon"] == pytest.approx(spent, rel=1e-9)
     assert summary["heldout_accuracy"] == rows[-1]["heldout_accuracy"]
+
+
+def test_a_run_can_be_reported_on(tmp_path, tiny):
+    _, directory = run(tmp_path, tiny())
+    assert RecordedRun.read(directory).settings == tiny().resolved()
+
+
+def test_the_papers_signal_support_has_layer_facts_too(tmp_path, tiny):
+    """Its spectra have the size of the layer's input, which only the first step tells."""
+    settings = tiny(
+        model="model3", conv_ratio=0.5, support="signal", band="paper", epochs=1, train_size=20, batch_size=10
+    )
+    _, directory = run(tmp_path, settings)
+    assert next(layer for layer in directory.read(directory.layers) if layer["name"] == "conv1.weight")["gains"]
 
 
 def test_the_saved_weights_are_those_that_were_evaluated(tmp_path, tiny):
@@ -126,6 +141,7 @@ import sys
 from torch import nn
 from spectral_dp import models
 from spectral_dp.experiments import trainer
+from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, read_file
 models.register("tiny", lambda input_shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))

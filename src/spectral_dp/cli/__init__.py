@@ -8,6 +8,7 @@ from spectral_dp._version import __version__
 from spectral_dp.cli.budget import budget
 from spectral_dp.cli.compare import compare
 from spectral_dp.cli.data import data_app
+from spectral_dp.cli.report import report
 from spectral_dp.cli.train import train
 
 app = typer.Typer(
@@ -37,4 +38,5 @@ def main(
 app.command()(budget)
 app.command()(train)
 app.command()(compare)
+app.command()(report)
 app.add_typer(data_app, name="data")

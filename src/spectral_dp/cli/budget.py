@@ -19,6 +19,7 @@ from rich.table import Table
 
 from spectral_dp.files import save_figure
 from spectral_dp.relations import Relation
+from spectral_dp.rounding import rounded_up
 
 if TYPE_CHECKING:
     from spectral_dp.accounting import Accountant
@@ -149,16 +150,9 @@ def _table(plan: Plan, rows: list[Row]) -> Table:
     for row in rows:
         asked = "" if row.target_epsilon is None else f"{row.target_epsilon:g}"
         # Rounded up, so that the number someone copies from here is still private.
-        sigma = f"{row.noise_multiplier:g}" if row.target_epsilon is None else _rounded_up(row.noise_multiplier)
-        table.add_row(row.accountant, asked, sigma, _rounded_up(row.epsilon))
+        sigma = f"{row.noise_multiplier:g}" if row.target_epsilon is None else rounded_up(row.noise_multiplier)
+        table.add_row(row.accountant, asked, sigma, rounded_up(row.epsilon))
     return table
-
-
-def _rounded_up(value: float, digits: int = 4) -> str:
-    if value == 0 or math.isinf(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    return f"{math.ceil(value / unit) * unit:.{digits}g}"
 
 
 def _draw(plan: Plan, rows: list[Row], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is released of each layer, and the noise on it: public facts, known before any data are read."""
+"""What is released of each layer, and the noise on it: facts that depend on no record, or on released ones only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from spectral_dp.optimizer import PrivateOptimizer
 
 
 def layer_facts(method: Method) -> list[dict[str, Any]]:
-    """Returns one entry for each trained parameter; none for methods that are not ours.
+    """Returns one entry for each trained parameter; none for methods that are not ours. Ask after the first step.
+
+    Before it, the spectrum of the paper's signal support has no size: it is that of the layer's input.
 
     An entry has ``name``, ``kind``, ``parameters`` (how many numbers), ``released`` (how many coordinates leave),
     ``noise_std`` (of each released coordinate of the gradient), ``noise_std_per_parameter`` (what is left of it in the

@@ -83,10 +83,10 @@ class RunDirectory:
         """Returns the evaluations so far; a line that was cut off by a kill is left out."""
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text().split("\n")
         try:
+            lines = self.metrics_file.read_text().split("\n")
             return [json.loads(line) for line in lines[:-1]]  # the last piece is empty, or an incomplete line
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunDirectoryError(f"{self.metrics_file} is damaged: {error}") from error
 
     def keep_metrics(self, up_to_step: int) -> list[dict[str, Any]]:

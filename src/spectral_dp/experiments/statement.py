@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from spectral_dp._version import __version__
 from spectral_dp.experiments.methods import Method
 from spectral_dp.experiments.settings import Settings
 from spectral_dp.files import write_json, write_text
+from spectral_dp.rounding import rounded_up
 
 _NAMES = {
     "spectral": "Spectral-DP: per-sample gradients filtered by frequency, clipped, summed, Gaussian noise added",
@@ -101,7 +101,7 @@ def as_markdown(statement: dict[str, Any]) -> str:
         head = "No privacy is guaranteed: " + statement["mechanism"] + "."
     else:
         head = (
-            f"({_up(statement['epsilon'])}, {statement['delta']:g})-differential privacy, neighbouring data sets by "
+            f"({rounded_up(statement['epsilon'])}, {statement['delta']:g})-differential privacy, neighbours by "
             f"{statement['relation'].replace('_', ' ')}."
         )
     lines = ["# Privacy statement", "", head, ""]
@@ -112,8 +112,3 @@ def as_markdown(statement: dict[str, Any]) -> str:
     if statement["not_covered"]:
         lines += ["", "Not covered:", ""] + [f"- {item}" for item in statement["not_covered"]]
     return "\n".join(lines) + "\n"
-
-
-def _up(epsilon: float) -> str:
-    """Rounded up, so that what someone copies is still true."""
-    return f"{math.ceil(epsilon * 1e4) / 1e4:g}"

@@ -145,12 +145,11 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Trains to the end."""
         self._resume()
-        write_json(self.directory.layers, layer_facts(self.method))
         self._started = time.perf_counter()
         while self.method.epoch < self.settings.epochs:
             self._train_epoch()
-            epoch = self.method.epoch
-            if epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs:
+            if self._is_to_evaluate():
+                write_json(self.directory.layers, layer_facts(self.method))
                 self._save()  # before the evaluation is recorded: what is known of a step was accounted for
                 self._evaluate()
         return self._finish()
@@ -159,6 +158,10 @@ class Trainer:
     def seconds(self) -> float:
         """Time spent on the run so far."""
         return self._seconds + time.perf_counter() - self._started
+
+    def _is_to_evaluate(self) -> bool:
+        epoch = self.method.epoch
+        return epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
 
     def _train_epoch(self) -> None:
         self.model.train()
@@ -253,8 +256,8 @@ class Trainer:
         rows = self.directory.keep_metrics(up_to_step=self.step)
         self._accuracy = rows[-1]["heldout_accuracy"] if rows else None
         self._epsilon = self.method.epsilon()
-        at_evaluation = self.step and self.step % self.method.steps_per_epoch == 0
-        if at_evaluation and (not rows or rows[-1]["step"] < self.step):
+        between_epochs = self.step == self.method.epoch * self.method.steps_per_epoch > 0
+        if between_epochs and self._is_to_evaluate() and (not rows or rows[-1]["step"] < self.step):
             self._evaluate()  # it was killed between the two
 
     def _stop(self) -> None:

@@ -1,0 +1,218 @@
+"""Runs as their directories record them, checked, and grouped by what tells them apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
+from spectral_dp.experiments.settings import Settings
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What a run directory holds; statement and summary are there once the run is finished.
+
+    Raises:
+        RunDirectoryError: From :meth:`read`, naming the file that is missing or damaged.
+    """
+
+    name: str
+    settings: Settings
+    rows: list[dict[str, Any]]
+    layers: list[dict[str, Any]]
+    statement: dict[str, Any] | None
+    summary: dict[str, Any] | None
+
+    @classmethod
+    def read(cls, directory: RunDirectory) -> RecordedRun:
+        """Reads a run. What others rely on is checked here, so that a damaged file is named."""
+        settings, rows = directory.settings(), _rows(directory)
+        layers = _layers(directory) if directory.layers.exists() else []
+        summary = statement = None
+        if directory.is_finished:
+            summary, statement = directory.summary(), directory.read(directory.privacy)
+            _check(directory.summary_file, summary, _SUMMARY)
+            _check(directory.privacy, statement, _STATEMENT)
+            if statement.get("epsilon") is not None:
+                _check(directory.privacy, statement, _GUARANTEE)
+            if not rows:
+                raise _damaged(directory.metrics_file, "a finished run has evaluations")
+        return cls(directory.path.resolve().name, settings, rows, layers, statement, summary)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run went to its end."""
+        return self.summary is not None
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last evaluation; empty before the first."""
+        return self.rows[-1] if self.rows else {}
+
+    @property
+    def has_unsafe(self) -> bool:
+        """Whether figures of the raw private data were recorded."""
+        return any(row.get("unsafe") for row in self.rows)
+
+    @property
+    def guarantee(self) -> str:
+        """Whether there is one (``yes``, ``so far``), or why there is ``none``."""
+        if not self.settings.is_private:
+            return "none: ordinary training"
+        if self.settings.reproducible:
+            return "none: noise from a seed"
+        if self.rows and self.last["epsilon"] is None:
+            return "none: no noise"
+        return "yes" if self.is_finished else "so far"
+
+    def figure(self, name: str) -> Any:
+        """A figure of the summary, or of the last evaluation while there is no summary."""
+        return (self.summary or self.last).get(name)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only, all of them finished or none."""
+
+    label: str
+    runs: list[RecordedRun]
+
+    @property
+    def first(self) -> RecordedRun:
+        """The run that stands for what all have in common."""
+        return self.runs[0]
+
+    @property
+    def metrics(self) -> list[list[dict[str, Any]]]:
+        """The evaluations of each run."""
+        return [run.rows for run in self.runs]
+
+
+def group_by_settings(runs: Iterable[RecordedRun]) -> list[Group]:
+    """Groups runs in the order in which they come, each group under a label of its own."""
+    groups: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        groups.setdefault(repr((_settings(run), run.is_finished)), []).append(run)
+    everyone = [_settings(group[0]) for group in groups.values()]
+    return [
+        Group(_label(_settings(group[0]), everyone) + ("" if group[0].is_finished else " (unfinished)"), group)
+        for group in groups.values()
+    ]
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the settings that are not the same for all."""
+    return [name for name in settings[0] if len({repr(values[name]) for values in settings}) > 1]
+
+
+def _settings(run: RecordedRun) -> dict[str, Any]:
+    return {name: value for name, value in run.settings.to_dict().items() if name != "seed"}
+
+
+def _label(own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> str:
+    """The fewest settings that set these apart from all others; those that have a value, first."""
+    telling = [*_TELLING, *(name for name in own if name not in _TELLING)]
+    others = [values for values in everyone if values != own]
+    chosen = []
+    for name in sorted(telling, key=lambda name: own[name] is None):  # a stable sort: the rest keeps its order
+        alike = [values for values in others if values[name] == own[name]]
+        if len(alike) < len(others):
+            chosen.append(name)
+            others = alike
+    return ", ".join(_named(name, own[name]) for name in chosen or ("method", "model", "dataset"))
+
+
+def _named(name: str, value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if name in _NAMES else f"{name.replace('_', ' ')} {text}"
+
+
+#: Settings that say by their value alone what they are, and those that tell runs apart best.
+_NAMES = ("dataset", "model", "method")
+_TELLING = (*_NAMES, "epsilon", "noise_multiplier")
+
+_NUMBER = int | float
+_ROW: Mapping[str, Any] = {
+    "epoch": int,
+    "step": int,
+    "epsilon": _NUMBER | None,
+    "heldout_accuracy": _NUMBER,
+    "seconds": _NUMBER,
+}
+_LAYER: Mapping[str, Any] = {
+    "name": str,
+    "kind": str,
+    "parameters": int,
+    "released": int,
+    "noise_std": _NUMBER,
+    "noise_std_per_parameter": _NUMBER,
+}
+_STATEMENT: Mapping[str, Any] = {"private": bool, "mechanism": str, "not_covered": list, "made_by": dict}
+_GUARANTEE: Mapping[str, Any] = {
+    "epsilon": _NUMBER,
+    "delta": _NUMBER,
+    "relation": str,
+    "covers": str,
+    "warnings": list,
+}
+_SUMMARY: Mapping[str, Any] = {
+    "epsilon": _NUMBER | None,
+    "noise_multiplier": _NUMBER | None,
+    "seconds": _NUMBER,
+    "peak_memory_mb": _NUMBER,
+}
+
+
+def _rows(directory: RunDirectory) -> list[dict[str, Any]]:
+    path = directory.metrics_file
+    try:
+        rows = directory.metrics()
+    except UnicodeDecodeError as error:
+        raise _damaged(path, str(error)) from error
+    for row in rows:
+        _check(path, row, _ROW)
+        if "unsafe" in row:
+            _check(path, row["unsafe"], dict.fromkeys(row["unsafe"], _NUMBER))
+    return rows
+
+
+def _layers(directory: RunDirectory) -> list[dict[str, Any]]:
+    path, layers = directory.layers, directory.read(directory.layers)
+    if not isinstance(layers, list):
+        raise _damaged(path, f"expected a list of layers, got {layers!r:.60}")
+    for layer in layers:
+        _check(path, layer, _LAYER)
+        if "gains" in layer:
+            _check(path, layer, {"transform": str, "gains": list})
+            if not _is_spectrum(layer["gains"]):
+                raise _damaged(path, f"the gains of {layer['name']} are no spectrum")
+    return layers
+
+
+def _is_spectrum(gains: Any) -> bool:
+    try:
+        values = np.array(gains, dtype=float)
+    except (TypeError, ValueError):  # not numbers, or rows of different lengths
+        return False
+    sound = np.isfinite(values) & (values >= 0)
+    return values.ndim in (1, 2) and values.size > 0 and bool(sound.all())
+
+
+def _check(path: Path, entry: Any, kinds: Mapping[str, Any]) -> None:
+    if not isinstance(entry, dict):
+        raise _damaged(path, f"expected named values, got {entry!r:.60}")
+    for name, kind in kinds.items():
+        value = entry.get(name)
+        if name not in entry or not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value)):
+            wanted = getattr(kind, "__name__", kind)
+            raise _damaged(path, f"{name} must be a finite {wanted}, got {value!r:.60}")
+
+
+def _damaged(path: Path, reason: str) -> RunDirectoryError:
+    return RunDirectoryError(f"{path} is damaged: {reason}")
