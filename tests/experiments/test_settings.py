@@ -72,3 +72,18 @@ def test_defaults_that_depend_on_the_method():
     assert Settings(model="tiny", linear_ratio=0.25).resolved().linear_ratio == 0.25
     assert Settings(method="nonprivate", model="tiny").resolved().epsilon is None
     assert Settings(model="tiny", noise_multiplier=1.0).resolved().epsilon is None
+
+
+def test_what_is_recommended_comes_together_or_not_at_all():
+    """Catches filtering with a recommended ratio a layer that the user made block-circulant."""
+    recommended = Settings(model="model1").resolved()
+    assert (recommended.block_size, recommended.dense_layers, recommended.layer_ratios) == (8, ["fc1"], {"fc1": 0.9})
+    chosen = Settings(model="model1", block_size=16).resolved()
+    assert (chosen.block_size, chosen.dense_layers, chosen.layer_ratios) == (16, [], {})
+    assert recommended.resolved() == recommended
+
+
+def test_lists_of_layers():
+    assert Settings(dense_layers=["fc1"]).dense_layers == ["fc1"]
+    with pytest.raises(SettingsError, match="dense_layers must be a list of layer names"):
+        Settings.from_dict({"dense_layers": "fc1"})

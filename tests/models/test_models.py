@@ -34,6 +34,12 @@ def test_block_circulant_model1_has_the_papers_blocks():
     assert model(torch.zeros(2, *MNIST)).shape == (2, 10)
 
 
+def test_layers_may_stay_dense():
+    model = models.build("model1", input_shape=MNIST, classes=10, block_size=8, dense_layers=["fc1"])
+    assert isinstance(model.fc1, nn.Linear)
+    assert isinstance(model.fc2, BlockCirculantLinear)
+
+
 def test_block_circulant_form_starts_at_the_scale_of_the_dense_one():
     """Catches starting from the projection of a random dense matrix, whose outputs are sqrt(d) times too small."""
     torch.manual_seed(0)

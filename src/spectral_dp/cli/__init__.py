@@ -9,6 +9,7 @@ from spectral_dp.cli.budget import budget
 from spectral_dp.cli.compare import compare
 from spectral_dp.cli.data import data_app
 from spectral_dp.cli.report import report
+from spectral_dp.cli.reproduce import reproduce
 from spectral_dp.cli.train import train
 
 app = typer.Typer(
@@ -39,4 +40,5 @@ app.command()(budget)
 app.command()(train)
 app.command()(compare)
 app.command()(report)
+app.command()(reproduce)
 app.add_typer(data_app, name="data")

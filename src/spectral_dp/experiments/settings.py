@@ -6,6 +6,7 @@ A field's type, default and help text are all that the command line needs to off
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import tomllib
@@ -28,8 +29,8 @@ class SettingsError(ValueError):
 def _option(default: Any, help: str, *, group: str, free: bool = False) -> Any:
     """A setting; a *free* one does not change what is computed, so a resumed run may have another value."""
     metadata = {"help": help, "group": group, "free": free}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
+    if isinstance(default, dict | list):
+        return field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -62,7 +63,10 @@ class Settings:
         None, "Activation function; tanh where the model has a choice.", group="Model"
     )
     block_size: int | None = _option(
-        None, "Block size of block-circulant dense layers; 0 for dense ones (default: the method's).", group="Model"
+        None, "Block size of block-circulant dense layers; 0 for dense ones (default: the model's).", group="Model"
+    )
+    dense_layers: list[str] = _option(
+        [], "Name of a layer to leave dense, with --block-size. May be repeated.", group="Model"
     )
     last_block_size: int = _option(10, "Block size of the last dense layer, with --block-size.", group="Model")
 
@@ -169,10 +173,19 @@ class Settings:
         from spectral_dp import models
 
         changes: dict[str, Any] = {}
+        undecided = {
+            "block_size": None,
+            "conv_ratio": None,
+            "linear_ratio": None,
+            "layer_ratios": {},
+            "dense_layers": [],
+        }
         recommended = models.entry(self.model).spectral if self.method == "spectral" else {}
-        for name, plain in (("block_size", 0), ("conv_ratio", 0.0), ("linear_ratio", 0.0)):
+        if all(getattr(self, name) == value for name, value in undecided.items()):
+            changes |= recommended  # together or not at all: they were measured together
+        for name in ("block_size", "conv_ratio", "linear_ratio"):
             if getattr(self, name) is None:
-                changes[name] = recommended.get(name, plain)
+                changes.setdefault(name, 0)
         if self.is_private and self.epsilon is None and self.noise_multiplier is None:
             changes["epsilon"] = 2.0
         return replace(self, **changes)
@@ -246,6 +259,10 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
         if isinstance(value, dict) and all(type(v) in (int, float) for v in value.values()):
             return {str(k): float(v) for k, v in value.items()}
         raise SettingsError(f"{name} must map layer names to numbers, got {value!r}")
+    if typing.get_origin(kind) is list:
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return list(value)
+        raise SettingsError(f"{name} must be a list of layer names, got {value!r}")
     if type(value) is not kind:
         raise SettingsError(f"{name} must be of type {kind.__name__}, got {value!r}")
     return value

@@ -107,6 +107,7 @@ def build_model(settings: Settings, dataset: ImageDataset) -> nn.Module:
         activation=settings.activation,
         block_size=settings.block_size or None,
         last_block_size=settings.last_block_size,
+        dense_layers=settings.dense_layers,
     )
     try:
         return model.to(settings.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -64,6 +64,7 @@ def build(
     activation: Activation | None = None,
     block_size: int | None = None,
     last_block_size: int | None = None,
+    dense_layers: Collection[str] = (),
 ) -> nn.Module:
     """Returns a freshly initialised network.
 
@@ -74,6 +75,7 @@ def build(
         activation: For the paper's networks; a factory of your own gets it if it takes one.
         block_size: Block size of the block-circulant form; the dense form where None.
         last_block_size: Block size of the last dense layer where it is to differ; the paper has 10.
+        dense_layers: Names of layers to leave dense in the block-circulant form.
 
     >>> model = build("model1", input_shape=(1, 28, 28), classes=10, block_size=8, last_block_size=10)
     >>> model.fc2
@@ -91,7 +93,7 @@ def build(
         raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     if block_size is None:
         return model
-    model = convert_linear(model, block_size, last_block_size)
+    model = convert_linear(model, block_size, last_block_size, skip=dense_layers)
     for layer in model.modules():
         if isinstance(layer, BlockCirculantLinear):
             layer.reset_parameters()  # the closest circulant to a random matrix is small: start at the usual scale
@@ -112,7 +114,9 @@ def _imported(path: str) -> Factory:
     return factory
 
 
-register("model1", Model1)
-register("lenet5", LeNet5)
+# What measurement supports (results/): filter dense layers over the image that feeds them, tie the weights of the others
+# in blocks where they are many, and leave small convolution kernels alone.
+register("model1", Model1, spectral={"block_size": 8, "dense_layers": ["fc1"], "layer_ratios": {"fc1": 0.9}})
+register("lenet5", LeNet5, spectral={"layer_ratios": {"fc1": 0.4}})
 register("model2", Model2)
 register("model3", Model3)

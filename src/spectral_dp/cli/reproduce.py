@@ -1,0 +1,102 @@
+"""``spectral-dp reproduce``: the paper's tables and figures, ours beside the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spectral_dp.cli.options import INTERRUPTED, cells_progress, plain_errors
+
+if TYPE_CHECKING:
+    from spectral_dp.experiments.recipe import Recipe
+
+ALL = "all"
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Recipes (see --list), 'all', or the path of a recipe of your own."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="smoke: a minute each; cpu: hours on two cores; full: the paper's settings.")
+    ] = "smoke",
+    out: Annotated[Path, typer.Option(help="Directory of the reports, each in NAME-SCALE there.")] = Path("results"),
+    runs: Annotated[
+        Path, typer.Option(help="Directory of the training runs; recipes share those that are the same.")
+    ] = Path("runs/reproduce"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds (default: the recipe's).")] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing: write the report of what is finished.")
+    ] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes and exit.")] = False,
+) -> None:
+    """Reproduces tables and figures of the paper: trains every cell, and reports ours beside the paper's.
+
+    Noise and batches are drawn from seeds, so that others get the same figures. The same command goes on where it was
+    stopped; finished runs are never run again.
+
+    \b
+    spectral-dp reproduce --list
+    spectral-dp reproduce best-results
+    spectral-dp reproduce all --scale cpu
+    """  # noqa: D301  (\b is for click: keep these lines as they are)
+    with plain_errors():
+        from spectral_dp.experiments import recipe as recipes
+        from spectral_dp.experiments import reproduce as reproduction  # late: torch and matplotlib take a second
+
+        if list_recipes:
+            _list([recipes.read_recipe(name, scale) for name in recipes.names()])
+            return
+        if not names:
+            raise recipes.RecipeError(f"which recipe? Choose from {', '.join(recipes.names())}, or {ALL}")
+        asked = [each for name in names for each in (recipes.names() if name == ALL else [name])]
+        chosen = {name: recipes.read_recipe(name, scale).with_seeds(seeds) for name in dict.fromkeys(asked)}
+        if len({recipe.name for recipe in chosen.values()}) < len(chosen):
+            raise recipes.RecipeError(f"{', '.join(chosen)}: two of these have the same name, and so the same report")
+        if not report_only:
+            for recipe in chosen.values():
+                reproduction.check_data(reproduction.cells(recipe), runs)
+        failed = False
+        for name, recipe in chosen.items():
+            code = 0 if report_only else _run(recipe, runs, jobs)
+            place = out / f"{recipe.name}-{recipe.scale}"
+            command = f"spectral-dp reproduce {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
+            reproduction.write_report(recipe, runs, place, command)
+            typer.echo(f"{recipe.name}: {place / 'README.md'}")
+            if code == INTERRUPTED:
+                raise typer.Exit(INTERRUPTED)
+            failed |= code != 0
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run(recipe: Recipe, runs: Path, jobs: int) -> int:
+    """Runs what is not finished; returns an exit code, whatever happened: what is finished is to be reported."""
+    from spectral_dp.experiments.cells import CellsFailed, run_cells
+    from spectral_dp.experiments.reproduce import cells
+
+    try:
+        with cells_progress() as show:
+            run_cells(cells(recipe), runs, jobs=jobs, show=show)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on", err=True)
+        return INTERRUPTED
+    except CellsFailed as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1
+    return 0
+
+
+def _list(recipes: list[Recipe]) -> None:
+    from spectral_dp.experiments.reproduce import cells
+
+    table = Table("name", "title", "in the paper", "runs", caption=f"runs: at {recipes[0].scale} scale, with all seeds")
+    for recipe in recipes:
+        table.add_row(recipe.name, recipe.title, recipe.source, str(len(cells(recipe))))
+    Console().print(table)

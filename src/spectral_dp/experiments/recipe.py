@@ -1,0 +1,321 @@
+"""Recipes: the tables and figures of the paper as declarative TOML files, read and checked here.
+
+A recipe has panels, a panel a grid of rows and columns, and every cell of a grid is a training run::
+
+    title = "Best results"             # of the report
+    source = "Table 2"                 # in the paper
+    notes = "..."                      # what differs from the paper
+    figure = "table"                   # or "epochs", "epsilon": curves, one for each row, a picture for each column
+    rows = [{label = "DP-SGD", set = {method = "dpsgd"}}]
+    columns = [{label = "Model1", set = {model = "model1"}}]
+    paper = [[92.05]]                  # in percent; nan where none is printed, "n/a" where there is nothing to run
+    set = {epochs = 30}                # settings of every cell
+    scales.smoke = {seeds = 1, set = {epochs = 1}}
+
+    [[panels]]
+    title = "The paper's settings"
+    origin = "paper"                   # whose settings these are: "paper", "tuned" or "ours" (not tuned)
+    set = {batch_size = 500}
+    cells = [{row = "DP-SGD", column = "Model1", set = {learning_rate = 0.1}}]
+    scales.smoke = {columns = ["Model1"]}      # the part of the grid to run at this scale; rows = [] leaves it all out
+
+``rows``, ``columns`` and ``paper`` may be given once for all panels, or in a panel. Anything with ``set`` may have a
+``scales.NAME.set``, too. Of several values of a setting the most particular one counts: recipe < panel < column < row
+< cell. Those of the scale, in the same order, come after all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from spectral_dp import models
+from spectral_dp.data import catalog
+from spectral_dp.experiments.settings import Settings, read_file
+
+Origin = Literal["paper", "tuned", "ours"]
+FigureKind = Literal["table", "epochs", "epsilon"]
+T = TypeVar("T")
+
+_SHIPPED = Path(__file__).parent / "recipes"
+_NOT_APPLICABLE = "n/a"
+#: What reproduction decides itself.
+_RESERVED = ("seed", "reproducible")
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used: which file, what is wrong, and what to do."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table: what is run for it, with every seed.
+
+    Attributes:
+        settings: Resolved settings at the scale that was read.
+        unscaled: The settings before the scale changed them.
+        paper: Accuracy that the paper prints, in percent.
+    """
+
+    settings: Settings
+    unscaled: Settings
+    paper: float | None
+
+    @property
+    def reductions(self) -> dict[str, tuple[Any, Any]]:
+        """What the scale changed: name to values before and after."""
+        before, after = self.unscaled.to_dict(), self.settings.to_dict()
+        return {name: (before[name], after[name]) for name in after if before[name] != after[name]}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One table of a report; ``cells`` has no entry where there is nothing to run."""
+
+    title: str
+    origin: Origin
+    figure: FigureKind
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Cell]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or figure of the paper, at one scale."""
+
+    name: str
+    title: str
+    source: str
+    notes: str
+    scale: str
+    seeds: int
+    panels: tuple[Panel, ...]
+
+    def with_seeds(self, seeds: int | None) -> Recipe:
+        """Returns it with another number of seeds; the same where none is given."""
+        return self if seeds is None else replace(self, seeds=seeds)
+
+
+def names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
+
+
+def read_recipe(name: str, scale: str) -> Recipe:
+    """Returns a recipe at a scale.
+
+    Args:
+        name: One of :func:`names`, or the path of a TOML file.
+        scale: One of the recipe's scales; those of the package have smoke, cpu and full.
+
+    Raises:
+        RecipeError: No such recipe or scale, or the file is no valid recipe.
+        SettingsError: The settings of a cell cannot be run.
+    """
+    is_path = name.endswith(".toml")
+    if not is_path and name not in names():
+        raise RecipeError(
+            f"unknown recipe {name!r}: choose from {', '.join(names())}, or give the path of a .toml file"
+        )
+    return _Reader(Path(name) if is_path else _SHIPPED / f"{name}.toml", scale).recipe()
+
+
+class _Table:
+    """A table of the file, whose entries are taken out one by one, so that what is left over is unknown."""
+
+    def __init__(self, values: Any, where: str) -> None:
+        if not isinstance(values, dict):
+            raise RecipeError(f"{where} must be a table, got {values!r}")
+        self._left, self.where = dict(values), where
+        self._known: list[str] = []
+
+    def take(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Returns an entry of a type; it is required where there is no default."""
+        self._known.append(key)
+        value = self._left.pop(key, default)
+        if value is None:
+            raise RecipeError(f"{self.where} has no {key!r}: add it")
+        if type(value) is not kind:
+            raise RecipeError(f"{self.where}: {key} must be of type {kind.__name__}, got {value!r}")
+        return value
+
+    def take_choice(self, key: str, listed: Sequence[str], default: str | None = None) -> Any:
+        """Returns an entry that is one of several words."""
+        value = self.take(key, str, default)
+        if value not in listed:
+            raise RecipeError(f"{self.where}: {key} must be one of {', '.join(listed)}, got {value!r}")
+        return value
+
+    def end(self) -> None:
+        """Refuses what nobody asked for."""
+        if self._left:
+            listed = ", ".join(dict.fromkeys(self._known))
+            raise RecipeError(f"{self.where} has unknown entries {', '.join(self._left)}: there are {listed}")
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Settings from one place of the file, and those that the scale puts in their stead."""
+
+    settings: Mapping[str, Any]
+    scaled: Mapping[str, Any]
+
+
+class _Reader:
+    """Turns the tables of a file into a recipe at one scale."""
+
+    def __init__(self, path: Path, scale: str) -> None:
+        self._top, self._name, self._scale = _Table(read_file(path), str(path)), path.stem, scale
+        self._scales = self._top.take("scales", dict)
+        if scale not in self._scales:
+            raise RecipeError(f"{path} has no scale {scale!r}: it has {', '.join(self._scales)}")
+
+    def recipe(self) -> Recipe:
+        """Reads the whole file."""
+        top = self._top
+        at_scale = _Table(self._scales[self._scale], f"{top.where}, scales.{self._scale}")
+        title, source, notes = top.take("title", str), top.take("source", str), top.take("notes", str, "")
+        self._figure = top.take_choice("figure", get_args(FigureKind), "table")
+        self._grid = {key: top.take(key, list, []) for key in ("rows", "columns", "paper")}
+        seeds = at_scale.take("seeds", int)
+        layer = self._layer(top, at_scale)
+        panels = [
+            self._panel(_Table(values, f"{top.where}, panel {i}"), layer)
+            for i, values in enumerate(top.take("panels", list), 1)
+        ]
+        top.end()
+        if seeds < 1:
+            raise RecipeError(f"{at_scale.where}: seeds must be at least 1, got {seeds}")
+        kept = tuple(panel for panel in panels if panel.cells)
+        if not kept:
+            raise RecipeError(f"{at_scale.where} leaves nothing to run")
+        return Recipe(self._name, title, source, notes.strip(), self._scale, seeds, kept)
+
+    def _panel(self, table: _Table, common: _Layer) -> Panel:
+        at_scale = self._at_scale(table)
+        title, origin = table.take("title", str), table.take_choice("origin", get_args(Origin))
+        figure = table.take_choice("figure", get_args(FigureKind), self._figure)
+        rows, columns = self._entries(table, "rows"), self._entries(table, "columns")
+        paper = _paper(table, self._grid["paper"], list(rows), list(columns))
+        particular = self._particular(table, rows, columns)
+        kept_rows, kept_columns = _part(at_scale, "rows", rows), _part(at_scale, "columns", columns)
+        layer = self._layer(table, at_scale)
+        cells = {
+            (row, column): _cell(
+                [common, layer, columns[column], rows[row], particular.get((row, column), _Layer({}, {}))],
+                paper[row, column],
+                f"{table.where}, row {row!r}, column {column!r}",
+            )
+            for row in kept_rows
+            for column in kept_columns
+            if (row, column) in paper
+        }
+        table.end()
+        return Panel(title, origin, figure, kept_rows, kept_columns, cells)
+
+    def _entries(self, table: _Table, key: str) -> dict[str, _Layer]:
+        """Reads the rows or the columns, the panel's own or those given for all panels."""
+        entries: dict[str, _Layer] = {}
+        for i, values in enumerate(table.take(key, list, self._grid[key])):
+            entry = _Table(values, f"{table.where}, {key}[{i}]")
+            label = entry.take("label", str)
+            if label in entries:
+                raise RecipeError(f"{entry.where}: the label {label!r} is there twice")
+            entries[label] = self._layer(entry, self._at_scale(entry))
+            entry.end()
+        if not entries:
+            raise RecipeError(f"{table.where} has no {key}: give them there, or once for all panels")
+        return entries
+
+    def _particular(self, table: _Table, rows: Iterable[str], columns: Iterable[str]) -> dict[tuple[str, str], _Layer]:
+        """Reads the settings of single cells."""
+        found = {}
+        for i, values in enumerate(table.take("cells", list, [])):
+            entry = _Table(values, f"{table.where}, cells[{i}]")
+            place = entry.take_choice("row", list(rows)), entry.take_choice("column", list(columns))
+            found[place] = self._layer(entry, self._at_scale(entry))
+            entry.end()
+        return found
+
+    def _at_scale(self, table: _Table) -> _Table:
+        """Returns what a table says of the scale."""
+        scales = table.take("scales", dict, {})
+        if unknown := [name for name in scales if name not in self._scales]:
+            raise RecipeError(
+                f"{table.where} has unknown scales {', '.join(unknown)}: the recipe has {', '.join(self._scales)}"
+            )
+        return _Table(scales.get(self._scale, {}), f"{table.where}, scales.{self._scale}")
+
+    def _layer(self, table: _Table, at_scale: _Table) -> _Layer:
+        layer = _Layer(table.take("set", dict, {}), at_scale.take("set", dict, {}))
+        at_scale.end()
+        return layer
+
+
+def _part(at_scale: _Table, key: str, labels: Iterable[str]) -> tuple[str, ...]:
+    """Returns the rows or columns that are run at a scale, in the order of the full grid."""
+    labels = list(labels)
+    chosen = at_scale.take(key, list, labels)
+    if unknown := [label for label in chosen if label not in labels]:
+        raise RecipeError(f"{at_scale.where}: no such {key} as {unknown!r}: there are {labels!r}")
+    return tuple(label for label in labels if label in chosen)
+
+
+def _paper(
+    table: _Table, shared: list[Any], rows: Sequence[str], columns: Sequence[str]
+) -> dict[tuple[str, str], float | None]:
+    """Reads the paper's figures; cells that do not apply are left out."""
+    matrix = table.take("paper", list, shared) or [[math.nan] * len(columns)] * len(rows)
+    if [len(line) if isinstance(line, list) else 0 for line in matrix] != [len(columns)] * len(rows):
+        raise RecipeError(f"{table.where}: paper must have {len(rows)} rows of {len(columns)} values, got {matrix!r}")
+    found: dict[tuple[str, str], float | None] = {}
+    for row, line in zip(rows, matrix, strict=True):
+        for column, value in zip(columns, line, strict=True):
+            if value == _NOT_APPLICABLE:
+                continue
+            if type(value) not in (int, float) or not (math.isnan(value) or 0 <= value <= 100):
+                raise RecipeError(
+                    f"{table.where}: paper has {value!r}: give a percentage, nan (not printed) or {_NOT_APPLICABLE!r}"
+                )
+            found[row, column] = None if math.isnan(value) else float(value)
+    return found
+
+
+def _cell(layers: Sequence[_Layer], paper: float | None, where: str) -> Cell:
+    """Puts the settings of a cell together, the most particular last."""
+    plain: dict[str, Any] = {}
+    scaled: dict[str, Any] = {}
+    for layer in layers:
+        plain |= layer.settings
+        scaled |= layer.scaled
+    return Cell(_settings(plain | scaled, where), _settings(plain, where), paper)
+
+
+def _settings(values: Mapping[str, Any], where: str) -> Settings:
+    if reserved := [name for name in _RESERVED if name in values]:
+        raise RecipeError(f"{where} sets {', '.join(reserved)}: leave out, reproduction runs seeds 0, 1, ... by itself")
+    settings = Settings.from_dict(dict(values) | {"reproducible": True}, source=where)
+    try:
+        models.entry(settings.model)
+        catalog.find(settings.dataset)
+        return _relevant(settings).resolved()
+    except ValueError as error:
+        raise RecipeError(f"{where}: {error}") from error
+
+
+def _relevant(settings: Settings) -> Settings:
+    """Takes back to their defaults the settings that the method does not use: runs that are the same look the same."""
+    unused = {"spectral": (), "nonprivate": ("Spectral-DP", "Privacy")}.get(settings.method, ("Spectral-DP",))
+    defaults = Settings()
+    return replace(
+        settings,
+        **{
+            f.name: getattr(defaults, f.name)
+            for f in fields(settings)
+            if f.metadata["group"] in unused and f.name != "method"
+        },
+    )

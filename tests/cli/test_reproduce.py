@@ -1,0 +1,189 @@
+"""``spectral-dp reproduce``: runs what is missing, reports what is there, and says plainly what it cannot do."""
+
+import json
+
+import pytest
+import typer
+from fabricated_runs import fabricate
+from typer.testing import CliRunner
+
+from spectral_dp.cli.reproduce import reproduce
+from spectral_dp.experiments import cells
+from spectral_dp.experiments.recipe import names
+from spectral_dp.experiments.run_directory import RunDirectory
+
+RECIPE = """
+title = "Tiny"
+source = "Table 0"
+rows = [{ label = "DP-SGD", set = { method = "dpsgd" } }, { label = "Spectral-DP", set = { linear_ratio = 0.5 } }]
+columns = [{ label = "Model1", set = { epochs = 1, train_size = 64, batch_size = 32, block_size = 8 } }]
+scales.smoke.seeds = 1
+[[panels]]
+title = "First"
+origin = "paper"
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    return tmp_path
+
+
+class Cells:
+    """Stands in for training: as :func:`spectral_dp.experiments.cells.run_cells`, without the processes."""
+
+    def __init__(self):
+        self.trained, self.failing, self.interrupted_after = [], (), None
+
+    def __call__(self, asked, root, *, jobs, show):
+        failed = []
+        for name, settings in asked.items():
+            if RunDirectory(root / name).is_finished:
+                continue
+            if len(self.trained) == self.interrupted_after:
+                raise KeyboardInterrupt
+            if settings.method in self.failing:
+                failed.append(name)
+                continue
+            fabricate(root / name, accuracy=0.75, **settings.to_dict())
+            self.trained.append(settings.method)
+        if failed:
+            raise cells.CellsFailed(f"{len(failed)} runs failed: {failed}")
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    fake = Cells()
+    monkeypatch.setattr(cells, "run_cells", fake)
+    return fake
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(reproduce)
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+
+
+def report(directory, name="tiny-smoke"):
+    return (directory / "results" / name / "README.md").read_text()
+
+
+def test_trains_and_reports(trainer, directory):
+    result = run("tiny.toml")
+    assert result.exit_code == 0, result.output
+    assert "tiny: results/tiny-smoke/README.md" in result.output
+    assert trainer.trained == ["dpsgd", "spectral"]
+    assert report(directory).count("| 75.00 |") == 2
+    assert "    spectral-dp reproduce tiny.toml --scale smoke\n" in report(directory)
+    assert len(list((directory / "runs" / "reproduce").iterdir())) == 2
+    assert {path.name for path in (directory / "results" / "tiny-smoke").iterdir()} == {
+        "README.md",
+        "results.json",
+        "panel1.png",
+    }
+
+
+def test_finished_runs_are_not_run_again(trainer):
+    run("tiny.toml")
+    run("tiny.toml", "--seeds", 2)
+    assert trainer.trained == ["dpsgd", "spectral"] * 2  # the second time, the second seed alone
+
+
+def test_seeds_are_part_of_the_command(trainer, directory):
+    run("tiny.toml", "--seeds", 2)
+    assert "--scale smoke --seeds 2\n" in report(directory)
+    assert report(directory).count("| 75.00 ± 0.00 |") == 2
+
+
+def test_a_failure_leaves_the_others_and_the_report(trainer, directory):
+    trainer.failing = ("dpsgd",)
+    result = run("tiny.toml")
+    assert result.exit_code == 1
+    assert "error: 1 runs failed" in result.stderr
+    assert "| DP-SGD | Model1 | not run |" in report(directory)
+    assert "| Spectral-DP | Model1 | 75.00 |" in report(directory)
+    trainer.failing = ()
+    assert run("tiny.toml").exit_code == 0
+    assert trainer.trained == ["spectral", "dpsgd"]
+
+
+def test_a_failure_in_one_recipe_does_not_stop_the_next(trainer, directory):
+    (directory / "next.toml").write_text(RECIPE.replace("dpsgd", "nonprivate"))
+    trainer.failing = ("dpsgd",)
+    assert run("tiny.toml", "next.toml").exit_code == 1
+    assert "nonprivate" in trainer.trained
+    assert "| DP-SGD | Model1 | 75.00 |" in report(directory, "next-smoke")
+
+
+def test_stopped(trainer, directory):
+    trainer.interrupted_after = 1
+    result = run("tiny.toml")
+    assert result.exit_code == 130
+    assert "the same command goes on" in result.stderr
+    assert report(directory).count("not run") == 1
+
+
+def test_report_only(trainer, directory):
+    assert run("tiny.toml", "--report-only").exit_code == 0
+    assert trainer.trained == []
+    assert report(directory).count("not run") == 2
+
+
+def test_elsewhere(trainer, directory):
+    run("tiny.toml", "--out", "there", "--runs", "here")
+    assert (directory / "there" / "tiny-smoke" / "results.json").exists()
+    assert (directory / "here").exists()
+    assert not (directory / "results").exists()
+
+
+def test_all(trainer, directory):
+    assert run("all", "--report-only").exit_code == 0
+    assert {path.name for path in (directory / "results").iterdir()} == {f"{name}-smoke" for name in names()}
+
+
+def test_list():
+    result = run("--list", "--scale", "full")
+    assert result.exit_code == 0
+    assert all(name in result.output for name in names())
+    assert "240" in result.output  # 2 panels of 40 cells, 3 seeds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "which recipe? Choose from accuracy-epsilon"),
+        (("best",), "unknown recipe 'best': choose from accuracy-epsilon"),
+        (("best-results", "--scale", "large"), "no scale 'large': it has smoke, cpu, full"),
+        (("none.toml",), "cannot read"),
+        (("tiny.toml", "./tiny.toml"), "the same report"),
+    ],
+)
+def test_refusals(trainer, directory, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert trainer.trained == []
+    assert not (directory / "results").exists()
+
+
+def test_missing_data_stop_everything_before_it_begins(trainer, directory):
+    """Catches hours of one recipe before the next one finds its data missing."""
+    (directory / "far.toml").write_text(RECIPE.replace("epochs = 1", 'dataset = "cifar10"'))
+    result = run("tiny.toml", "far.toml")
+    assert result.exit_code == 2
+    assert "spectral-dp data get cifar10" in result.stderr
+    assert trainer.trained == []
+
+
+@pytest.mark.slow
+def test_with_real_training(directory):
+    result = run("tiny.toml", "--jobs", 2)
+    assert result.exit_code == 0, result.output
+    found = json.loads((directory / "results" / "tiny-smoke" / "results.json").read_text())
+    for cell in found["panels"][0]["cells"]:
+        assert 0 < cell["mean_percent"] < 100
+        assert 0 < cell["epsilon"] <= 2

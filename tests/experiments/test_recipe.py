@@ -1,0 +1,274 @@
+"""Recipes: those that come with the package are valid and the paper's; a wrong one is refused, with file and place."""
+
+import pytest
+
+from spectral_dp import data
+from spectral_dp.experiments import recipe as recipes
+from spectral_dp.experiments import reproduce
+from spectral_dp.experiments.recipe import RecipeError, read_recipe
+from spectral_dp.experiments.settings import SettingsError
+from spectral_dp.experiments.spectral import spectral_config
+from spectral_dp.experiments.trainer import build_model, load_data
+
+SCALES = ("smoke", "cpu", "full")
+
+TINY = """
+title = "Tiny"
+source = "Table 0"
+set = { epochs = 7, batch_size = 70 }
+rows = [
+    { label = "a", set = { method = "dpsgd" } },
+    { label = "b", set = { method = "spectral" }, scales.smoke.set = { batch_size = 5 } },
+]
+columns = [{ label = "x" }, { label = "y", set = { learning_rate = 3 } }]
+paper = [[90.5, nan], ["n/a", 80]]
+
+[scales.smoke]
+seeds = 1
+set = { epochs = 1 }
+[scales.full]
+seeds = 2
+
+[[panels]]
+title = "First"
+origin = "paper"
+set = { epochs = 8 }
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Reads the recipe above with some of its text replaced."""
+
+    def read(old="", new="", *, scale="full", text=TINY):
+        assert old in text
+        path = tmp_path / "tiny.toml"
+        path.write_text(text.replace(old, new, 1) if old else text)
+        return read_recipe(str(path), scale)
+
+    return read
+
+
+def paper_panel(name):
+    """The panel with the paper's own settings, as it would be run in full."""
+    (panel,) = (panel for panel in read_recipe(name, "full").panels if panel.origin == "paper")
+    return panel
+
+
+def filters(settings):
+    return any((settings.conv_ratio, settings.linear_ratio, *settings.layer_ratios.values()))
+
+
+def cells(recipe):
+    return [cell for panel in recipe.panels for cell in panel.cells.values()]
+
+
+def filters(settings):
+    """Whether anything is dropped."""
+    return any([settings.conv_ratio, settings.linear_ratio, *settings.layer_ratios.values()])
+
+
+class TestShipped:
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("name", recipes.names())
+    def test_every_cell_is_valid(self, name, scale):
+        recipe = read_recipe(name, scale)
+        assert (recipe.name, recipe.scale) == (name, scale)
+        assert recipe.notes
+        assert all(cell.settings.reproducible and cell.settings.dataset in data.NAMES for cell in cells(recipe))
+        assert "paper" in {panel.origin for panel in recipe.panels}
+
+    def test_the_tables_and_figures_of_the_paper(self):
+        assert recipes.names() == [
+            "accuracy-epsilon",
+            "best-results",
+            "clip-batch",
+            "learning-rate",
+            "model1-block-ratio",
+            "model1-circulant-dpsgd",
+            "model2-ratio",
+        ]
+
+    @pytest.mark.parametrize("name", recipes.names())
+    def test_the_full_scale_changes_nothing(self, name):
+        assert not any(cell.reductions for cell in cells(read_recipe(name, "full")))
+
+    @pytest.mark.parametrize("name", recipes.names())
+    def test_smoke_is_small_and_needs_no_download(self, name):
+        recipe = read_recipe(name, "smoke")
+        assert len(reproduce.cells(recipe)) <= 10
+        for cell in cells(recipe):
+            assert cell.settings.dataset == "digits"
+            assert cell.settings.train_size == 256
+            assert cell.settings.epochs <= 3
+
+    @pytest.mark.parametrize("name", recipes.names())
+    def test_smoke_networks_fit_their_images_and_filters(self, name):
+        """Catches an image too small for a network, or a block size or band that a layer does not take."""
+        for settings in {
+            reproduce.run_name(s): s for s in reproduce.cells(read_recipe(name, "smoke")).values()
+        }.values():
+            model = build_model(settings, load_data(settings))
+            config = spectral_config(settings, model, steps=1)
+            is_spectral = settings.method == "spectral" and (settings.support == "signal" or filters(settings))
+            assert bool(config.spectral(model)) == is_spectral
+
+    def test_settings_of_the_paper(self):
+        """Section "Parameters setting": batch 500, 30 epochs, C 0.5 and rate 0.01 for Model1, else 0.1 and 0.001."""
+        panel = paper_panel("best-results")
+        model1 = panel.cells["Spectral-DP", "MNIST, Model1, ε = 2"].settings
+        lenet5 = panel.cells["Spectral-DP", "MNIST, LeNet-5, ε = 2"].settings
+        for settings in (model1, lenet5):
+            assert (settings.batch_size, settings.epochs, settings.delta) == (500, 30, 1e-5)
+            assert (settings.block_size, settings.last_block_size) == (8, 10)
+            assert (settings.support, settings.order, settings.band) == ("signal", "clip_then_filter", "paper")
+        assert (model1.epsilon, model1.max_grad_norm, model1.learning_rate) == (2, 0.5, 0.01)
+        assert (lenet5.epsilon, lenet5.max_grad_norm, lenet5.learning_rate) == (2, 0.1, 0.001)
+
+    @pytest.mark.parametrize(
+        ("name", "row", "column", "printed"),
+        [
+            ("best-results", "Spectral-DP", "MNIST, Model1, ε = 2", 97.1),
+            ("best-results", "DP-SGD", "CIFAR-10, Model3, ε = 3", 57.58),
+            ("accuracy-epsilon", "DP-SGD", "MNIST, LeNet-5, ε = 2", 95.95),
+            ("model2-ratio", "ε = 3", "ρ = 0.75", 60.63),
+            ("model2-ratio", "ε = 7", "ρ = 0", 65.65),
+            ("model1-block-ratio", "block 8, ε = 0.5", "ρ = 0.75", 94.98),
+            ("model1-block-ratio", "block 16, ε = 2", "ρ = 0.875", 95.74),
+            ("model1-circulant-dpsgd", "DP-SGD", "blocks of 16", 95.54),
+            ("clip-batch", "C = 0.1", "B = 2048", None),
+            ("learning-rate", "learning rate 0.01", "Model3, ε = 3", None),
+        ],
+    )
+    def test_printed_figures(self, name, row, column, printed):
+        assert paper_panel(name).cells[row, column].paper == printed
+
+    def test_average_printed_in_the_text(self):
+        """The paper prints the means over its five ratios: a wrongly copied row would show."""
+        found = paper_panel("model1-block-ratio").cells
+        means = {"block 8, ε = 0.5": 94.02, "block 8, ε = 1": 95.78, "block 8, ε = 1.5": 96.33, "block 8, ε = 2": 96.57}
+        means |= {
+            "block 16, ε = 0.5": 92.90,
+            "block 16, ε = 1": 95.29,
+            "block 16, ε = 1.5": 96.03,
+            "block 16, ε = 2": 96.17,
+        }
+        for row, mean in means.items():
+            values = [cell.paper for (at, _), cell in found.items() if at == row]
+            assert sum(values) / len(values) == pytest.approx(mean, abs=0.011)
+
+    @pytest.mark.parametrize("name", ["best-results", "accuracy-epsilon", "model1-circulant-dpsgd"])
+    def test_spectral_dp_filters(self, name):
+        """Without a filter it is DP-SGD, and the row compares nothing."""
+        for cell in cells(read_recipe(name, "full")):
+            assert cell.settings.method != "spectral" or filters(cell.settings)
+
+    def test_the_paper_has_no_dense_spectral_dp(self):
+        assert ("Spectral-DP", "Model1") not in paper_panel("model1-circulant-dpsgd").cells
+
+    @pytest.mark.parametrize("scale", ["cpu", "full"])
+    def test_curves_are_drawn_from_the_runs_of_the_best_results(self, scale):
+        curves, best = (reproduce.cells(read_recipe(n, scale)) for n in ("accuracy-epsilon", "best-results"))
+        assert set(curves) < set(best)
+
+    def test_recipes_share_what_is_the_same(self):
+        best = set(reproduce.cells(read_recipe("best-results", "full")))
+        assert best & set(reproduce.cells(read_recipe("model1-block-ratio", "full")))
+        assert best & set(reproduce.cells(read_recipe("model2-ratio", "full")))
+
+
+class TestReading:
+    def test_a_panel(self, tiny):
+        recipe = tiny()
+        assert (recipe.name, recipe.title, recipe.source, recipe.seeds) == ("tiny", "Tiny", "Table 0", 2)
+        (panel,) = recipe.panels
+        assert (panel.title, panel.origin, panel.figure) == ("First", "paper", "table")
+        assert (panel.rows, panel.columns) == (("a", "b"), ("x", "y"))
+
+    def test_paper(self, tiny):
+        found = {place: cell.paper for place, cell in tiny().panels[0].cells.items()}
+        assert found == {("a", "x"): 90.5, ("a", "y"): None, ("b", "y"): 80}  # nothing to run at (b, x)
+
+    def test_the_most_particular_setting_counts(self, tiny):
+        particular = 'set = { epochs = 8 }\ncells = [{ row = "a", column = "y", set = { learning_rate = 5 } }]'
+        found = tiny("set = { epochs = 8 }", particular).panels[0].cells
+        assert found["a", "x"].settings.epochs == 8  # panel over recipe
+        assert found["b", "y"].settings.learning_rate == 3  # column
+        assert found["a", "y"].settings.learning_rate == 5  # cell over column
+
+    def test_rows_win_over_columns(self, tiny):
+        found = tiny('{ method = "dpsgd" }', '{ method = "dpsgd", learning_rate = 4 }').panels[0].cells
+        assert found["a", "y"].settings.learning_rate == 4
+
+    def test_the_scale_has_the_last_word(self, tiny):
+        found = tiny(scale="smoke").panels[0].cells
+        assert {cell.settings.epochs for cell in found.values()} == {1}  # over the panel's 8
+        assert found["a", "y"].settings.batch_size == 70
+        assert found["b", "y"].settings.batch_size == 5
+        assert found["b", "y"].reductions == {"epochs": (8, 1), "batch_size": (70, 5)}
+
+    def test_part_of_the_grid(self, tiny):
+        (panel,) = tiny(text=TINY + '[panels.scales.full]\ncolumns = ["y"]\n').panels
+        assert panel.columns == ("y",)
+        assert set(panel.cells) == {("a", "y"), ("b", "y")}
+
+    def test_no_rows_leave_out_the_panel(self, tiny):
+        second = TINY[TINY.index("[[panels]]") :] + "[panels.scales.full]\nrows = []\n"
+        assert len(tiny(text=TINY + second).panels) == 1
+        assert len(tiny(text=TINY + second, scale="smoke").panels) == 2
+
+    def test_settings_without_effect_are_dropped(self, tiny):
+        """DP-SGD has no band: two cells that differ in it are the same run."""
+        banded = tiny('{ label = "x" }', '{ label = "x", set = { band = "box", learning_rate = 3 } }').panels[0].cells
+        assert banded["a", "x"].settings == banded["a", "y"].settings
+
+
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ("epochs = 7", "epoch = 7", r"panel 1, row 'a', column 'x' has unknown settings epoch"),
+            ("batch_size = 70", "batch_size = 0", r"row 'a', column 'x': batch_size must be positive"),
+            ("epochs = 7", 'model = "model9"', r"row 'a', column 'x': unknown model 'model9'"),
+            ("epochs = 7", 'dataset = "imagenet"', r"row 'a', column 'x': .*imagenet"),
+            ("epochs = 7", "seed = 7", r"sets seed: leave out"),
+            ("[[90.5, nan]", "[[90.5]", r"panel 1: paper must have 2 rows of 2 values, got \[\[90.5\]"),
+            ("[[90.5, nan], ", "[", r"paper must have 2 rows of 2 values"),
+            ("90.5", "905", r"paper has 905: give a percentage"),
+            ("90.5", '"?"', r"paper has '\?': give a percentage"),
+            ('"b"', '"a"', r"rows\[1\]: the label 'a' is there twice"),
+            ('label = "x"', 'title = "x"', r"columns\[0\] has no 'label'"),
+            ("scales.smoke.set", "scales.smok.set", r"rows\[1\] has unknown scales smok: the recipe has smoke, full"),
+            ("scales.smoke.set", "scales.smoke", r"rows\[1\], scales.smoke has unknown entries batch_size"),
+            ('origin = "paper"', 'origin = "mine"', r"origin must be one of paper, tuned, ours, got 'mine'"),
+            ('origin = "paper"', "", r"panel 1 has no 'origin': add it"),
+            ("seeds = 1", "seeds = 0", r"seeds must be at least 1, got 0"),
+            ("seeds = 1", "", r"scales.smoke has no 'seeds'"),
+            ('title = "Tiny"', 'title = "Tiny"\ncolour = 1', r"unknown entries colour: there are .*title"),
+            ('title = "Tiny"', "title = 1", r"title must be of type str, got 1"),
+            ("set = { epochs = 8 }", "scales.smoke.rows = ['c']", r"no such rows as \['c'\]: there are \['a', 'b'\]"),
+            ("set = { epochs = 8 }", "scales.smoke.rows = []", r"leaves nothing to run"),
+            ("set = { epochs = 8 }", 'cells = [{ row = "c", column = "x" }]', r"row must be one of a, b, got 'c'"),
+            ('title = "Tiny"', "title =", r"is not valid TOML"),
+        ],
+    )
+    def test_names_file_and_place(self, tiny, old, new, message):
+        with pytest.raises((RecipeError, SettingsError), match=message) as caught:
+            tiny(old, new, scale="smoke")
+        assert "tiny.toml" in str(caught.value)
+
+    def test_no_grid(self, tiny):
+        with pytest.raises(RecipeError, match="panel 1 has no columns: give them there, or once for all panels"):
+            tiny(TINY[TINY.index("columns") : TINY.index("paper = [[")])
+
+    def test_scale(self, tiny):
+        with pytest.raises(RecipeError, match=r"tiny.toml has no scale 'huge': it has smoke, full"):
+            tiny(scale="huge")
+
+    def test_name(self):
+        with pytest.raises(RecipeError, match=r"unknown recipe 'best': choose from accuracy-epsilon, best-results"):
+            read_recipe("best", "smoke")
+
+    def test_file(self, tmp_path):
+        with pytest.raises(SettingsError, match=r"cannot read .*none.toml: No such file"):
+            read_recipe(str(tmp_path / "none.toml"), "smoke")

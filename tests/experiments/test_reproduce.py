@@ -1,0 +1,226 @@
+"""Reports of recipes: ours beside the paper's, from whatever is finished, and no run counted that is not the cell's."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from fabricated_runs import fabricate
+
+from spectral_dp.data import DataError
+from spectral_dp.experiments import reproduce
+from spectral_dp.experiments.recipe import read_recipe
+from spectral_dp.experiments.settings import Settings
+from spectral_dp.experiments.statement import HELD_OUT, SEEDED
+
+RECIPE = """
+title = "Tiny"
+source = "Table 0"
+notes = "What differs."
+rows = [{ label = "DP-SGD", set = { method = "dpsgd" } }, { label = "Spectral-DP", set = { linear_ratio = 0.5 } }]
+columns = [{ label = "ε | 1", set = { epsilon = 1 } }, { label = "ε | 2", set = { epsilon = 2 } }]
+paper = [[90.5, nan], ["n/a", 80]]
+
+[scales.smoke]
+seeds = 2
+set = { epochs = 3 }
+[scales.other]
+seeds = 1
+set = { dataset = "mnist" }
+[scales.full]
+seeds = 1
+
+[[panels]]
+title = "First"
+origin = "paper"
+[[panels]]
+title = "Second"
+origin = "tuned"
+scales.smoke.rows = ["DP-SGD"]
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def recipe(path):
+    return read_recipe(str(path), "smoke")
+
+
+@pytest.fixture
+def finish(tmp_path):
+    """Puts a finished run where reproduction looks for it."""
+
+    def finish(settings, accuracy, name=None):
+        return fabricate(
+            tmp_path / "runs" / (name or reproduce.run_name(settings)), accuracy=accuracy, **settings.to_dict()
+        )
+
+    return finish
+
+
+@pytest.fixture
+def report(recipe, tmp_path):
+    def report(recipe=recipe):
+        reproduce.write_report(recipe, tmp_path / "runs", tmp_path / "out", "the command")
+        return (tmp_path / "out" / "README.md").read_text()
+
+    return report
+
+
+def cell(recipe, row, column, panel=0):
+    return recipe.panels[panel].cells[row, column].settings
+
+
+class TestRuns:
+    def test_every_distinct_cell_with_every_seed(self, recipe):
+        """The panels have the DP-SGD cells in common."""
+        runs = reproduce.cells(recipe)
+        assert len(runs) == 3 * 2
+        assert {s.seed for s in runs.values()} == {0, 1}
+        assert all(reproduce.run_name(s) == name for name, s in runs.items())
+
+    def test_a_name_says_what_it_is(self):
+        name = reproduce.run_name(Settings(model="my.models:net", epsilon=0.5, seed=3))
+        assert name.startswith("digits-my.models.net-spectral-eps0.5-")
+        assert name.endswith("-seed3")
+
+    def test_a_name_changes_with_what_is_computed(self):
+        a = Settings(epsilon=2)
+        assert reproduce.run_name(a) != reproduce.run_name(replace(a, momentum=0.9))
+        assert reproduce.run_name(a) == reproduce.run_name(replace(a, threads=2, physical_batch_size=8))
+
+    def test_a_name_outlives_new_settings(self):
+        """Finished runs would be lost if the digest covered every setting: it covers those that were given."""
+        assert reproduce.run_name(Settings()) == "digits-model1-spectral-44136fa355-seed0"  # sha256 of {}
+
+    def test_missing_data_are_found_before_anything_runs(self, path, tmp_path, monkeypatch, finish):
+        monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path / "cache"))
+        runs = reproduce.cells(read_recipe(str(path), "other"))
+        with pytest.raises(DataError, match="spectral-dp data get mnist"):
+            reproduce.check_data(runs, tmp_path / "runs")
+        for settings in runs.values():
+            finish(settings, 0.5)
+        reproduce.check_data(runs, tmp_path / "runs")  # nothing left to train, no data needed
+
+
+class TestReport:
+    def test_ours_beside_the_papers(self, recipe, finish, report):
+        finish(replace(cell(recipe, "DP-SGD", "ε | 1"), seed=0), 0.90)
+        finish(replace(cell(recipe, "DP-SGD", "ε | 1"), seed=1), 0.92)
+        text = report()
+        assert r"| DP-SGD | ε \| 1 | 91.00 ± 1.41 | 90.50 | +0.50 | 1.5 | 2 | the paper's, reduced |" in text
+        assert r"| DP-SGD | ε \| 1 | 91.00 ± 1.41 | 90.50 | +0.50 | 1.5 | 2 | tuned, reduced |" in text
+        assert "- 2 of 6 runs finished; they took 2.5 minutes" in text  # 75 s each; each stands in two cells
+
+    def test_one_seed_of_two(self, recipe, finish, report):
+        finish(replace(cell(recipe, "Spectral-DP", "ε | 2"), seed=1), 0.8)
+        assert r"| Spectral-DP | ε \| 2 | 80.00 | 80.00 | +0.00 | 1.5 | 1 of 2 | the paper's, reduced |" in report()
+
+    def test_nothing_finished(self, report, tmp_path):
+        text = report()
+        assert r"| DP-SGD | ε \| 2 | not run | not printed |  |  | 0 of 2 | the paper's, reduced |" in text
+        assert not list((tmp_path / "out").glob("*.png"))
+
+    def test_what_does_not_apply_is_left_out(self, report):
+        assert r"| Spectral-DP | ε \| 1 |" not in report()
+
+    def test_what_a_reader_must_know(self, recipe, finish, report):
+        finish(cell(recipe, "DP-SGD", "ε | 1"), 0.9)
+        text = report()
+        assert text.startswith("# Tiny: Table 0 of the paper, smoke scale\n\n    the command\n")
+        for part in (
+            SEEDED,
+            HELD_OUT,
+            "What differs.",
+            "the best of its runs",
+            "after the last epoch",
+            "- made by spectral_dp 0",
+        ):
+            assert part in text
+        assert "Changed from the paper's at this scale: `epochs` 20 → 3." in text
+        assert "Settings of all cells: `block_size` 0" in text
+
+    def test_full_scale_is_not_called_reduced(self, path, report):
+        assert "reduced" not in report(read_recipe(str(path), "full"))
+
+    def test_another_data_set_is_no_comparison(self, path, finish, report, monkeypatch):
+        saved = []
+        monkeypatch.setattr(reproduce, "save_figure", lambda figure, path: saved.append(figure))
+        other = read_recipe(str(path), "other")
+        finish(cell(other, "DP-SGD", "ε | 1"), 0.9)
+        text = report(other)
+        assert r"| 90.00 | 90.50 |  | 1.5 | 1 |" in text
+        assert (
+            "**On another data set than the paper's: this shows that everything runs, and is no comparison.**" in text
+        )
+        assert "another data set" in saved[0].get_suptitle()  # a picture may be copied from where it stands
+
+    def test_a_run_with_other_settings_is_not_counted(self, recipe, finish, report):
+        """Catches a report that believes the name of a directory."""
+        settings = cell(recipe, "DP-SGD", "ε | 1")
+        finish(replace(settings, momentum=0.9), 0.99, name=reproduce.run_name(settings))
+        assert "99.00" not in report()
+
+    def test_where_it_was_computed_does_not_matter(self, recipe, finish, report):
+        settings = cell(recipe, "DP-SGD", "ε | 1")
+        finish(replace(settings, threads=7), 0.99)
+        assert "99.00" in report()
+
+    def test_for_machines(self, recipe, finish, report, tmp_path):
+        finish(cell(recipe, "DP-SGD", "ε | 1"), 0.9)
+        report()
+        found = json.loads((tmp_path / "out" / "results.json").read_text())
+        assert (found["recipe"], found["scale"], found["command"]) == ("tiny", "smoke", "the command")
+        first, second, *_ = found["panels"][0]["cells"]
+        assert (first["row"], first["column"], first["paper_percent"]) == ("DP-SGD", "ε | 1", 90.5)
+        assert first["mean_percent"] == pytest.approx(90)
+        ((name, run),) = first["runs"].items()
+        assert name == reproduce.run_name(cell(recipe, "DP-SGD", "ε | 1"))
+        assert run["heldout_accuracy"] == pytest.approx(0.9)
+        assert second["mean_percent"] is None
+        assert second["paper_percent"] is None
+        settings = found["panels"][0]["settings"] | first["settings"]
+        assert Settings.from_dict(settings) == cell(recipe, "DP-SGD", "ε | 1")
+
+
+class TestPictures:
+    def pngs(self, tmp_path):
+        found = sorted((tmp_path / "out").glob("*.png"))
+        assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
+        return [path.name for path in found]
+
+    def test_a_table(self, recipe, finish, report, tmp_path):
+        finish(cell(recipe, "Spectral-DP", "ε | 2"), 0.9)
+        assert "![First](panel1.png)" in report()
+        assert self.pngs(tmp_path) == ["panel1.png"]  # nothing of the second panel is finished
+
+    def test_values_of_a_table(self, recipe, finish, tmp_path):
+        finish(cell(recipe, "Spectral-DP", "ε | 2"), 0.9)
+        panel = recipe.panels[0]
+        results = reproduce.write_report(recipe, tmp_path / "runs", tmp_path / "out", "")[0]
+        ours, paper = reproduce._heat_map(panel, results).axes
+        assert [text.get_text() for text in ours.texts] == ["–", "–", "–", "90.00"]
+        assert [text.get_text() for text in paper.texts] == ["90.50", "–", "–", "80.00"]
+        assert ours.images[0].get_clim() == paper.images[0].get_clim() == (80, 90.5)
+
+    @pytest.mark.parametrize("kind", ["epochs", "epsilon"])
+    def test_curves(self, path, finish, report, tmp_path, kind):
+        path.write_text(RECIPE.replace('title = "Tiny"', f'title = "Tiny"\nfigure = "{kind}"'))
+        recipe = read_recipe(str(path), "smoke")
+        for row in ("DP-SGD", "Spectral-DP"):
+            finish(cell(recipe, row, "ε | 2"), 0.9)
+        assert "![First, ε | 2](panel1-2.png)" in report(recipe)
+        assert self.pngs(tmp_path) == ["panel1-2.png", "panel2-2.png"]  # one for each column that has runs
+
+    def test_no_curve_of_epsilon_without_privacy(self, path, finish, report, tmp_path):
+        text = RECIPE.replace('method = "dpsgd"', 'method = "nonprivate"')
+        path.write_text(text.replace('title = "Tiny"', 'title = "Tiny"\nfigure = "epsilon"'))
+        recipe = read_recipe(str(path), "smoke")
+        finish(cell(recipe, "DP-SGD", "ε | 2"), 0.9)
+        report(recipe)
+        assert self.pngs(tmp_path) == []
