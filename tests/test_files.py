@@ -30,7 +30,7 @@ def test_others_may_read_it_as_the_umask_says(tmp_path):
 
 
 def test_a_missing_directory_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no directory .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"there is no directory .*nowhere"):
         write_text(tmp_path / "nowhere" / "note", "text")
 
 

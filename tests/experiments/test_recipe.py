@@ -55,10 +55,6 @@ def paper_panel(name):
     return panel
 
 
-def filters(settings):
-    return any((settings.conv_ratio, settings.linear_ratio, *settings.layer_ratios.values()))
-
-
 def cells(recipe):
     return [cell for panel in recipe.panels for cell in panel.cells.values()]
 

@@ -77,7 +77,7 @@ def test_defaults_that_depend_on_the_method():
 def test_what_is_recommended_comes_together_or_not_at_all():
     """Catches filtering with a recommended ratio a layer that the user made block-circulant."""
     recommended = Settings(model="model1").resolved()
-    assert (recommended.block_size, recommended.dense_layers, recommended.layer_ratios) == (8, ["fc1"], {"fc1": 0.9})
+    assert (recommended.block_size, recommended.dense_layers, recommended.layer_ratios) == (8, ["fc1"], {"fc1": 0.8})
     chosen = Settings(model="model1", block_size=16).resolved()
     assert (chosen.block_size, chosen.dense_layers, chosen.layer_ratios) == (16, [], {})
     assert recommended.resolved() == recommended

@@ -173,7 +173,7 @@ class Settings:
         from spectral_dp import models
 
         changes: dict[str, Any] = {}
-        undecided = {
+        undecided: dict[str, Any] = {
             "block_size": None,
             "conv_ratio": None,
             "linear_ratio": None,
