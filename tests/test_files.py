@@ -15,9 +15,14 @@ def test_a_file_appears_whole_and_nothing_beside_it(tmp_path):
 @pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()])
 def test_a_failed_write_leaves_the_old_file(tmp_path, failure):
     write_text(tmp_path / "note", "old")
-    with pytest.raises(type(failure)), whole_file(tmp_path / "note") as file:
-        file.write(b"ne")
-        raise failure
+
+    def write_half():
+        with whole_file(tmp_path / "note") as file:
+            file.write(b"ne")
+            raise failure
+
+    with pytest.raises(type(failure)):
+        write_half()
     assert (tmp_path / "note").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
 

@@ -114,8 +114,8 @@ def _imported(path: str) -> Factory:
     return factory
 
 
-# What measurement supports (see results/): filter dense layers over the image that feeds them, tie the weights of others
-# in blocks where they are many, and leave small convolution kernels alone.
+# What measurement supports (see results/): filter dense layers over the image that feeds them, tie the others in
+# blocks where they are many, and leave small convolution kernels alone.
 register("model1", Model1, spectral={"block_size": 8, "dense_layers": ["fc1"], "layer_ratios": {"fc1": 0.8}})
 register("lenet5", LeNet5, spectral={"layer_ratios": {"fc1": 0.4}})
 register("model2", Model2)
