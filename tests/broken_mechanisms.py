@@ -1,11 +1,12 @@
 """Mechanisms that lie, as negative controls: each is a mistake of the paper's printed algorithm or public code.
 
-Each is a *release* in the sense of ``privacy_checks``. They share the honest clipping, so that only the one mistake
-tells them from the sound mechanism.
+Each is a *release* in the sense of ``privacy_checks``, but for one sampler. They share the honest clipping, so that
+only the one mistake tells them from the sound mechanism.
 """
 
 import math
 import warnings
+from collections.abc import Iterator
 
 import torch
 from privacy_checks import MAX_NORM, SIGMA
@@ -63,6 +64,19 @@ def small_noise(samples: Tensor, noise: NoiseSource) -> Tensor:
     return _clipped(samples).sum(0) + 0.9 * _noise(noise, samples.shape[1])
 
 
+def mean_before_clipping(samples: Tensor, noise: NoiseSource) -> Tensor:
+    """The loss is a mean, so every gradient comes divided by the batch; then it is clipped to C, where C/B is due."""
+    mean = _clipped(samples / max(len(samples), 1)).sum(0)
+    return mean * EXPECTED_BATCH + _noise(noise, samples.shape[1])
+
+
+def shuffled_batches(records: int, batch: int, seed: int) -> Iterator[list[int]]:
+    """Not a mechanism but a sampler: every record once an epoch, in batches of one size, said to be Poisson."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from (part.tolist() for part in torch.randperm(records, generator=generator).split(batch))
+
+
 ALL = [
     real_only_noise,
     noise_per_sample,
@@ -70,4 +84,5 @@ ALL = [
     noise_on_both_halves,
     realised_batch_divisor,
     small_noise,
+    mean_before_clipping,
 ]

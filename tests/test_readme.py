@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
         ("docs/quickstart.md", "epoch 3: epsilon = 2.00"),
         ("docs/gradients.md", ""),
         ("docs/extending.md", ""),
+        ("docs/audit.md", "no violation found"),
     ],
 )
 def test_python_examples_run(page, prints, capsys, tmp_path):

@@ -171,6 +171,33 @@ def test_a_killed_process_resumes_with_its_ledger(tmp_path, tiny):
     assert [row["epoch"] for row in directory.metrics()] == list(range(1, 21))
 
 
+def test_long_epochs_are_saved_within(tmp_path, tiny, monkeypatch):
+    """Catches losing hours of a long epoch to a kill."""
+    monkeypatch.setattr(trainer, "CHECKPOINT_EVERY", 0.0)
+    saved = []
+
+    def note(progress):
+        saved.append(RunDirectory(tmp_path / "run").checkpoint.exists())
+
+    run(tmp_path, tiny(epochs=1), show=note)
+    assert saved[1]  # after the second of four steps
+
+
+def test_tensorboard_gets_what_may_be_published(tmp_path, tiny, monkeypatch):
+    written = []
+
+    class Writer:
+        def add_scalar(self, name, value, step):
+            written.append((name, step))
+
+        def close(self):
+            written.append("closed")
+
+    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: Writer())
+    run(tmp_path, tiny(epochs=1, unsafe_diagnostics=True))
+    assert written == [("heldout_accuracy", 4), ("heldout_loss", 4), ("epsilon", 4), "closed"]
+
+
 def test_a_finished_run_is_not_run_again(tmp_path, tiny):
     first, directory = run(tmp_path, tiny())
     stamp = directory.weights.stat().st_mtime_ns

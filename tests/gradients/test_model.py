@@ -16,6 +16,7 @@ from spectral_dp.filters import LowPass
 from spectral_dp.gradients import ModelGradients, Rule, Spectral, register
 from spectral_dp.gradients.conv import KernelConvRule
 from spectral_dp.gradients.rule import _RULES
+from spectral_dp.layers import BlockCirculantLinear
 
 TOLERANCE = 1e-9
 
@@ -87,6 +88,23 @@ class TestSharing:
         """Adding the norms of the uses, instead of taking the norm of the sum, would fail here."""
         monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
         check(Reused(nn.Conv2d(2, 2, 3, padding=1)).double(), images())
+
+    @pytest.mark.parametrize("layer", [nn.Conv2d(2, 2, 3, padding=1), nn.Linear(6, 6), BlockCirculantLinear(6, 6, 3)])
+    @pytest.mark.parametrize("is_filtered", [False, True])
+    def test_sums_have_one_shape_however_often_a_layer_is_called(self, layer, is_filtered):
+        """Else the parts of a logical step could not be added where some use the layer more often than others."""
+        if is_filtered and isinstance(layer, nn.Linear):
+            pytest.skip("has no spectrum of its own")
+        spectral = {"layer": Spectral(LowPass(0.5))} if is_filtered else {}
+        model = Reused(layer).double()
+        gradients = ModelGradients(model, spectral)
+        shapes = []
+        for forward in (model, layer):  # three times, once
+            forward(images()).sum().backward()
+            sums = gradients.take().clipped_sums(torch.ones(4))
+            shapes.append([value.shape for value in sums.values()])
+        gradients.remove()
+        assert shapes[0] == shapes[1]
 
     def test_a_dense_layer_called_several_times(self):
         check(Reused(nn.Linear(6, 6)).double(), images())

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from spectral_dp._version import __version__
+from spectral_dp.cli.audit import audit
 from spectral_dp.cli.budget import budget
 from spectral_dp.cli.compare import compare
 from spectral_dp.cli.data import data_app
@@ -41,4 +42,5 @@ app.command()(train)
 app.command()(compare)
 app.command()(report)
 app.command()(reproduce)
+app.command()(audit)
 app.add_typer(data_app, name="data")

@@ -29,6 +29,9 @@ from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
 from spectral_dp.files import whole_file, write_json
 
+#: The most of a run that a kill can cost where checkpoints within epochs are possible, in seconds.
+CHECKPOINT_EVERY = 300.0
+
 #: Share of the training time that looking at epsilon between evaluations may take.
 ACCOUNTING_SHARE = 0.05
 
@@ -184,6 +187,8 @@ class Trainer:
                 with self._accounting.paid():
                     self._epsilon = self.method.epsilon()
             self._show(self._progress())
+            if self.method.resumes_within_epochs and time.perf_counter() - self._saved >= CHECKPOINT_EVERY:
+                self._save()
             if self._is_stopped():
                 self._stop()
 
@@ -244,9 +249,10 @@ class Trainer:
         if self._averaged is not None:
             extra["average"] = self._averaged.state_dict()
         self.method.save(self.directory.checkpoint, extra)
+        self._saved = time.perf_counter()
 
     def _resume(self) -> None:
-        self._started = time.perf_counter()
+        self._started = self._saved = time.perf_counter()
         if not self.directory.checkpoint.exists():
             self.directory.keep_metrics(up_to_step=0)
             return

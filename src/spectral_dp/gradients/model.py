@@ -243,9 +243,13 @@ class RecordedBatch:
     def _block_sums(self, i: int, c: Tensor) -> dict[nn.Parameter, Tensor]:
         uses = self._uses[i]
         if len(uses) > 1:  # of the numbers the norm was taken of: uses may cancel, and their rounding errors do not
-            kept = {p: rule.kept_of_counted(name, z) for p, ((rule, _, _), name, z) in self._per_sample(i).items()}
+            sums = {}
+            for parameter, ((rule, _, _), name, counted) in self._per_sample(i).items():
+                z = _without(c == 0, None, rule.kept_of_counted(name, counted))[1]
+                # In the shape that a single use has: the next part of a logical step may use the layer once.
+                sums[parameter] = torch.tensordot(c.to(z.dtype), z, dims=1).reshape(rule.coefficient_shape(name))
             self._formed.pop(i)
-            return {p: torch.tensordot(c.to(z.dtype), _without(c == 0, None, z)[1], dims=1) for p, z in kept.items()}
+            return sums
         sums = {}
         for rule, x, dA in uses:
             for name, value in rule.clipped_sum(*_without(c == 0, x, dA), c).items():

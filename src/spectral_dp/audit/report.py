@@ -1,0 +1,147 @@
+"""What an audit found: verdicts, and the report that collects them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any, Literal
+
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one audit.
+
+    Attributes:
+        audit: Which audit.
+        tested: What it was applied to.
+        quantity: What ``claimed`` and ``measured`` are.
+        claimed: The value that follows from the claim.
+        measured: What was found: a bound at ``confidence``, or the value itself where that is None.
+        wanted: On which side of the claim the measured value must lie.
+        confidence: That the audit does not accuse a sound release, all its looks together; None where it is exact.
+        ok: Whether the claim stands; None where the audit could not be made (the note says why).
+        seconds: How long it took.
+        note: In plain words, what was found or why it was left out.
+        details: Plain values for the JSON report.
+    """
+
+    audit: str
+    tested: str
+    quantity: str
+    claimed: float
+    measured: float
+    wanted: Literal["at least", "at most"]
+    confidence: float | None
+    ok: bool | None
+    seconds: float = 0.0
+    note: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def left_out(cls, audit: str, reason: str) -> Verdict:
+        """An audit that could not be made."""
+        return cls(audit, "nothing", "", math.nan, math.nan, "at most", None, None, note=reason)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All verdicts on one target.
+
+    Attributes:
+        target: What was audited.
+        claim: Its settings and the epsilon they are said to give.
+        verdicts: In the order in which the audits were made.
+        scores: Canary scores for the plot, by name; not part of the JSON.
+    """
+
+    target: str
+    claim: Mapping[str, Any]
+    verdicts: tuple[Verdict, ...]
+    scores: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no audit found a violation, and at least one could be made."""
+        return any(v.ok for v in self.verdicts) and not self.violations
+
+    @property
+    def violations(self) -> tuple[Verdict, ...]:
+        """The verdicts that contradict the claim."""
+        return tuple(v for v in self.verdicts if v.ok is False)
+
+    @property
+    def epsilon_lower_bound(self) -> float:
+        """The largest epsilon that a canary audit of the run, or of its first steps, has shown; 0 where none was."""
+        shown = [
+            v.measured
+            for v in self.verdicts
+            if v.audit in ("canaries, many steps", "canaries, one run") and v.ok is not None
+        ]
+        return max(shown, default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values; what is infinite or not a number is null, as JSON has neither."""
+        verdicts = [asdict(v) | {"details": dict(v.details)} for v in self.verdicts]
+        whole = {
+            "target": self.target,
+            "claim": dict(self.claim),
+            "epsilon_lower_bound": self.epsilon_lower_bound,
+            "ok": self.ok,
+            "seconds": sum(v.seconds for v in self.verdicts),
+            "verdicts": verdicts,
+        }
+        return _finite(whole)
+
+    def table(self) -> Table:
+        """Returns a table for the terminal."""
+        table = Table(title=f"audit of {self.target}", caption=self._caption(), show_lines=True)
+        for heading in ("audit", "tested", "claimed", "measured", "confidence", "verdict", "s"):
+            table.add_column(heading, justify="right" if heading == "s" else "left", overflow="fold")
+        for v in self.verdicts:
+            tested = v.tested + (f"\n[dim]{v.note}[/dim]" if v.note else "")
+            if v.ok is None:
+                table.add_row(v.audit, tested, "", "", "", "[yellow]not made[/yellow]", f"{v.seconds:.1f}")
+                continue
+            verdict = "[green]holds[/green]" if v.ok else "[bold red]VIOLATION[/bold red]"
+            confidence = "exact" if v.confidence is None else f"{v.confidence:.4g}"
+            claimed = f"{v.quantity}\n{v.wanted} {v.claimed:.4g}"
+            table.add_row(v.audit, tested, claimed, f"{v.measured:.4g}", confidence, verdict, f"{v.seconds:.1f}")
+        return table
+
+    def _caption(self) -> str:
+        claim = self.claim
+        words = f"claimed epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
+        if self.epsilon_lower_bound:
+            words += f", lower bound {self.epsilon_lower_bound:.4g}"
+        return f"{words}: {'no violation found' if self.ok else 'the claim does NOT hold'}"
+
+
+class Stopwatch:
+    """How long the work inside :func:`timed` took."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def timed() -> Iterator[Stopwatch]:
+    """Measures the time that a block takes."""
+    watch, begin = Stopwatch(), perf_counter()
+    try:
+        yield watch
+    finally:
+        watch.seconds = perf_counter() - begin
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

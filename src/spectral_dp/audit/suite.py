@@ -1,0 +1,200 @@
+"""All audits on one target, fast or thorough, in one report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from spectral_dp.audit import canary
+from spectral_dp.audit.bounds import corrected
+from spectral_dp.audit.linear_map import linear_map
+from spectral_dp.audit.neighbours import neighbours
+from spectral_dp.audit.noise_map import NoiseMap, Unstructured, noise_map
+from spectral_dp.audit.participation import participation
+from spectral_dp.audit.released_noise import released_noise
+from spectral_dp.audit.report import Report, Verdict, timed
+from spectral_dp.audit.target import Target
+
+#: What :func:`audit` does, in order.
+STAGES = ("linear map", "neighbours", "noise law", "canaries in one step", "sampling", "canaries over many steps")
+
+#: Audits whose verdict is a matter of chance; they share the stated confidence.
+STATISTICAL = 5
+
+#: What a stated epsilon may be off by, relatively: accountants round.
+ACCOUNTING_SLACK = 1e-3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to look at.
+
+    Attributes:
+        blocks: Blocks of every layer in the linear-map audit.
+        canary_blocks: Blocks of every layer with canaries.
+        per_block: Canaries in each.
+        scores: Canary scores of single steps, about.
+        run_scores: Canaries in sampled runs, at least; where one run has fewer, there are several.
+        steps: Steps of a sampled run; all that are claimed, if fewer.
+        noise_steps: Releases whose noise is tested.
+    """
+
+    blocks: int
+    canary_blocks: int
+    per_block: int
+    scores: int
+    run_scores: int
+    steps: int
+    noise_steps: int
+
+
+#: Below a minute for a network like LeNet-5.
+FAST = Effort(2, canary_blocks=80, per_block=6, scores=20_000, run_scores=1_000, steps=300, noise_steps=32)
+
+#: Below half an hour for the paper's networks: every step that is claimed.
+FULL = Effort(8, canary_blocks=160, per_block=8, scores=120_000, run_scores=6_000, steps=1 << 20, noise_steps=200)
+
+Progress = Callable[[str], None]
+
+
+def audit(
+    target: Target,
+    *,
+    effort: Effort = FAST,
+    confidence: float = 0.99,
+    seed: int | None = None,
+    progress: Progress = lambda stage: None,
+) -> Report:
+    """Makes every audit that the target allows.
+
+    Formal guarantee. If the target is what it claims (Gaussian noise of the claimed deviation, independent for every
+    released coordinate; contributions bounded as claimed; Poisson sampling), the report finds no violation with
+    probability at least ``confidence``.
+
+    Args:
+        target: What to audit.
+        effort: How much to look at.
+        confidence: See above; shared among the statistical audits.
+        seed: Of what the *auditor* chooses at random (blocks, directions, coins); drawn afresh where None.
+        progress: Called with the name of every stage as it begins; they are listed in ``STAGES``.
+    """
+    entropy = np.random.SeedSequence(seed)
+    generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
+    coins = np.random.default_rng(entropy)
+    each = corrected(confidence, STATISTICAL)
+    verdicts = _accounting(target)
+    noise: NoiseMap | None = None
+    progress(STAGES[0])
+    if target.controls_noise:
+        noise, verdict = _linear_map(target, effort, generator)
+        verdicts.append(verdict)
+        progress(STAGES[1])
+        verdicts += neighbours(target, generator)
+    else:
+        reason = "the noise does not come from torch, so it cannot be switched off: statistics only"
+        verdicts += [Verdict.left_out(name, reason) for name in ("linear map", "neighbours", "batch size")]
+    progress(STAGES[2])
+    verdicts.append(released_noise(target, noise, effort.noise_steps, each))
+    progress(STAGES[3])
+    flocks, scores, verdict = _one_step(target, noise, effort, each, generator, coins)
+    verdicts.append(verdict)
+    largest = max(flocks, key=lambda flock: len(flock.canaries))
+    verdicts += _sampled(target, largest, effort, each, coins, progress)
+    shown = {"inside": scores.values[scores.included], "outside": scores.values[~scores.included]}
+    return Report(target.name, _claim(target), tuple(verdicts), shown)
+
+
+def _accounting(target: Target) -> list[Verdict]:
+    """Whether a stated epsilon is what the other settings spend."""
+    claim = target.claim
+    if claim.stated_epsilon is None:
+        return []
+    with timed() as watch:
+        spent = claim.epsilon
+    return [
+        Verdict(
+            audit="accounting",
+            tested=f"{claim.steps} steps at sample rate {claim.sample_rate:.4g}",
+            quantity="epsilon stated",
+            claimed=claim.stated_epsilon,
+            measured=spent,
+            wanted="at most",
+            confidence=None,
+            ok=spent <= claim.stated_epsilon * (1 + ACCOUNTING_SLACK),
+            seconds=watch.seconds,
+            note=f"noise multiplier {claim.noise_multiplier:.4g}",
+        )
+    ]
+
+
+def _linear_map(target: Target, effort: Effort, generator: torch.Generator) -> tuple[NoiseMap | None, Verdict]:
+    with timed() as watch:
+        try:
+            noise = noise_map(target)
+        except Unstructured as error:
+            return None, Verdict.left_out("linear map", str(error))
+    verdict = linear_map(target, noise, target.blocks(effort.blocks, generator), generator)
+    return noise, replace(verdict, seconds=verdict.seconds + watch.seconds)
+
+
+def _one_step(
+    target: Target,
+    noise: NoiseMap | None,
+    effort: Effort,
+    confidence: float,
+    generator: torch.Generator,
+    coins: np.random.Generator,
+) -> tuple[list[canary.Flock], canary.Scores, Verdict]:
+    with timed() as watch:
+        blocks = target.blocks(effort.canary_blocks, generator)
+        flocks = canary.flocks(target, blocks, effort.per_block, generator, noise)
+        scores = canary.Scores.pooled(
+            canary.one_step_scores(target, flock, _rounds(effort.scores / len(flocks), flock), coins)
+            for flock in flocks
+        )
+    return flocks, scores, canary.one_step(scores, target, confidence, watch.seconds)
+
+
+def _sampled(
+    target: Target,
+    flock: canary.Flock,
+    effort: Effort,
+    confidence: float,
+    coins: np.random.Generator,
+    progress: Progress,
+) -> list[Verdict]:
+    claim, names = target.claim, ("sampling", "canaries, many steps", "canaries, one run")
+    if claim.moves != 1:
+        return [Verdict.left_out(name, "made for neighbours by one record more or less") for name in names]
+    verdicts = []
+    progress(STAGES[4])
+    if target.controls_noise:
+        steps = min(4 * math.ceil(1 / claim.sample_rate), effort.steps)
+        verdicts.append(participation(target, flock, steps, confidence, coins))
+    else:
+        verdicts.append(Verdict.left_out("sampling", "needs the noise switched off"))
+    progress(STAGES[5])
+    with timed() as watch:
+        runs = math.ceil(effort.run_scores / len(flock.canaries))
+        scores = canary.run_scores(target, flock, min(claim.steps, effort.steps), runs, coins)
+    return [
+        *verdicts,
+        canary.many_steps(scores, target, confidence, watch.seconds),
+        canary.single_run(scores, target, confidence),
+    ]
+
+
+def _rounds(scores: float, flock: canary.Flock) -> int:
+    return max(2, math.ceil(scores / len(flock.canaries)))
+
+
+def _claim(target: Target) -> dict[str, Any]:
+    claim = target.claim
+    names = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "sample_rate", "steps", "delta", "epsilon")
+    stated = {} if claim.stated_epsilon is None else {"stated_epsilon": claim.stated_epsilon}
+    return {name: getattr(claim, name) for name in names} | {"relation": str(claim.relation)} | stated

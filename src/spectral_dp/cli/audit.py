@@ -1,0 +1,158 @@
+"""``spectral-dp audit``: does training keep the epsilon that it claims?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from spectral_dp.cli.options import plain_errors, with_settings
+from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.files import write_json
+
+if TYPE_CHECKING:
+    from spectral_dp.audit import Report, Target
+
+#: Exit code of an audit that found a violation.
+VIOLATION = 1
+
+
+@with_settings
+def audit(
+    given: dict[str, Any],
+    run: Annotated[
+        Path | None, typer.Argument(help="Directory of a finished run; or describe one by the flags of train.")
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option(help="What to audit: 'spectral', 'opacus' (the control), or a function of yours, FILE.py:NAME."),
+    ] = "spectral",
+    full: Annotated[bool, typer.Option("--full/--fast", help="Up to half an hour, or below a minute.")] = False,
+    confidence: Annotated[
+        float, typer.Option(min=0.75, max=0.999999, help="That a sound mechanism is not accused, all audits together.")
+    ] = 0.99,
+    input_shape: Annotated[
+        str | None, typer.Option(metavar="C,H,W", help="Shape of an image (default: the data set's).")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=2, help="Classes (default: the data set's).")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Number of training samples (default: the data set's).")
+    ] = None,
+    dimension: Annotated[
+        int, typer.Option(min=2, max=512, help="Length of the gradients that a function of yours is given.")
+    ] = 64,
+    returns: Annotated[
+        str, typer.Option(help="What a function of yours returns: the 'mean' (sum over expected batch) or the 'sum'.")
+    ] = "mean",
+    audit_seed: Annotated[
+        int | None, typer.Option(help="Seed of the auditor's own choices; drawn afresh by default.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw canary scores and trade-off curve to this PNG.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the report to this file, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Audits the training step of a configuration, of a run, of Opacus, or a gradient release of your own.
+
+    Exits with code 1 if the claimed privacy does not hold.
+
+    \b
+    spectral-dp audit runs/x
+    spectral-dp audit --dataset mnist --model lenet5 --epsilon 2 --batch-size 1024 --epochs 30 --full
+    spectral-dp audit --dataset mnist --model lenet5 --epsilon 2 --target opacus
+    spectral-dp audit --target mine.py:release --noise-multiplier 1.1 --max-grad-norm 1 --batch-size 64
+    """  # noqa: D301  (\b is for click: keep these lines as they are)
+    with plain_errors():
+        for option, path in (("--plot", plot), ("--out", out)):
+            if path is not None and not path.parent.is_dir():
+                raise SettingsError(f"{option} {path}: there is no directory {path.parent}")
+        shape = _shape(input_shape) if input_shape is not None else None
+        audited = _target(run, given, target, shape, classes, samples, dimension, returns)
+        report = _report(audited, full, confidence, audit_seed, quiet or as_json)
+        if out is not None:
+            write_json(out, report.to_json())
+        if plot is not None:
+            from spectral_dp.audit.figure import draw
+
+            draw(report, plot)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
+    else:
+        Console().print(report.table())
+    if not report.ok:
+        raise typer.Exit(VIOLATION)
+
+
+def _target(
+    run: Path | None,
+    given: dict[str, Any],
+    target: str,
+    input_shape: tuple[int, int, int] | None,
+    classes: int | None,
+    samples: int | None,
+    dimension: int,
+    returns: str,
+) -> Target:
+    from spectral_dp.audit.from_settings import claim_of, from_run, from_settings  # late: torch takes a second
+
+    if run is not None:
+        if given or target != "spectral" or input_shape or classes or samples:
+            raise SettingsError(f"the run {run} says what to audit: leave the other settings out")
+        return from_run(run)
+    if target == "opacus":
+        given = given | {"method": "opacus"}
+    settings = Settings.from_dict(given, source="the settings")
+    if target in ("spectral", "opacus"):
+        return from_settings(settings, input_shape=input_shape, classes=classes, samples=samples)
+    if ":" not in target:
+        raise SettingsError(f"--target must be spectral, opacus or FILE.py:NAME, got {target!r}")
+    from spectral_dp.audit import FunctionTarget, load_function
+
+    return FunctionTarget(
+        load_function(target), claim_of(settings, samples), dimension=dimension, returns=_returns(returns), name=target
+    )
+
+
+def _report(target: Target, full: bool, confidence: float, seed: int | None, quiet: bool) -> Report:
+    from spectral_dp.audit import FAST, FULL
+    from spectral_dp.audit import audit as make
+
+    with _progress(quiet) as progress:
+        return make(target, effort=FULL if full else FAST, confidence=confidence, seed=seed, progress=progress)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """The stages of the audit, on stderr."""
+    if quiet:
+        yield lambda stage: None
+        return
+    from spectral_dp.audit.suite import STAGES
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("preparing", total=len(STAGES))
+        yield lambda stage: bar.update(task, description=stage, completed=STAGES.index(stage))
+        bar.update(task, description="done", completed=len(STAGES))
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    try:
+        channels, height, width = (int(part) for part in text.split(","))
+    except ValueError as error:
+        raise SettingsError(f"--input-shape must be three whole numbers C,H,W such as 1,28,28, got {text!r}") from error
+    return channels, height, width
+
+
+def _returns(text: str) -> Literal["mean", "sum"]:
+    if text == "mean":
+        return "mean"
+    if text == "sum":
+        return "sum"
+    raise SettingsError(f"--returns must be mean or sum, got {text!r}")

@@ -1,0 +1,66 @@
+"""Poisson sampling passes; whatever only has the right rate does not."""
+
+import dataclasses
+
+import broken_mechanisms
+import doubles
+import numpy as np
+import pytest
+import small
+import torch
+from test_canary import flock
+
+from spectral_dp.audit.participation import participation
+
+CONFIDENCE = 0.999
+
+
+def verdict(target, steps=60):
+    return participation(target, flock(target, 16), steps, CONFIDENCE, np.random.default_rng(0))
+
+
+def test_the_loader_of_a_private_run_tosses_a_coin_for_every_record():
+    found = verdict(small.target(), steps=40)
+    assert found.ok, found
+    assert found.details["rate"] == pytest.approx(0.1, abs=0.02)
+
+
+def test_no_false_alarm_over_seeds():
+    assert all(verdict(doubles.target(doubles.sound, seed), steps=20).ok for seed in range(10))
+
+
+def test_control_shuffling_is_caught():
+    found = verdict(doubles.DOUBLES["shuffling_as_poisson"](0))
+    assert found.ok is False
+    assert found.details["p_values"]["rate"] > 0.05, "its rate is right: only the spread gives it away"
+
+
+class FixedSize(doubles.audit.FunctionTarget):
+    """Batches of one size, drawn afresh at every step."""
+
+    def batches(self, records):
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            yield torch.randperm(records, generator=generator)[: round(0.25 * records)].tolist()
+
+
+class TooOften(doubles.audit.FunctionTarget):
+    """Poisson, at twice the claimed rate."""
+
+    def batches(self, records):
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            yield (torch.rand(records, generator=generator) < 0.5).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(("kind", "test"), [(FixedSize, "records of a step"), (TooOften, "rate")])
+def test_control_other_samplers_are_caught(kind, test):
+    claim = dataclasses.replace(doubles.CLAIM, sample_rate=0.25)
+    found = verdict(doubles.target(doubles.sound, claim=claim, kind=kind))
+    assert found.ok is False
+    assert min(found.details["p_values"], key=found.details["p_values"].get) == test
+
+
+def test_every_record_in_every_step_is_poisson_sampling_of_rate_one():
+    claim = dataclasses.replace(doubles.CLAIM, sample_rate=1.0)
+    assert verdict(doubles.target(broken_mechanisms.small_noise, claim=claim), steps=5).ok

@@ -1,0 +1,84 @@
+"""Power is shown, not assumed: every double is caught, and the sound mechanism is not accused.
+
+``doubles.power_table`` prints what each audit says of each double.
+"""
+
+import dataclasses
+
+import broken_mechanisms
+import doubles
+import pytest
+import small
+import torch
+from doubles import CONFIDENCE
+
+from spectral_dp import SpectralConfig, audit
+
+#: Which audits must catch which double; others may.
+CAUGHT_BY = {
+    "real_only_noise": {"linear map", "noise law", "canaries, one step"},
+    "noise_per_sample": {"linear map", "batch size", "noise law", "canaries, one step"},
+    "unnoised_last_coefficient": {"linear map", "canaries, one step"},
+    "noise_on_both_halves": {"linear map", "noise law", "canaries, one step"},
+    "realised_batch_divisor": {"neighbours", "batch size"},
+    "mean_before_clipping": {"linear map", "neighbours", "batch size", "canaries, one step"},
+    "shuffling_as_poisson": {"sampling", "canaries, many steps"},
+    "small_noise": {"linear map", "noise law", "canaries, one step"},
+}
+LIGHT = audit.Effort(1, canary_blocks=2, per_block=8, scores=400, run_scores=16, steps=10, noise_steps=8)
+
+
+def test_every_double_has_its_expectations():
+    assert (
+        set(CAUGHT_BY) == set(doubles.DOUBLES) == {m.__name__ for m in broken_mechanisms.ALL} | {"shuffling_as_poisson"}
+    )
+
+
+@pytest.mark.parametrize("double", CAUGHT_BY)
+def test_each_double_is_caught_at_the_stated_confidence(double):
+    subtle = double in ("small_noise", "noise_on_both_halves", "shuffling_as_poisson")
+    effort = doubles.EFFORT if subtle else dataclasses.replace(doubles.EFFORT, scores=3000, run_scores=16)
+    report = audit.audit(doubles.DOUBLES[double](0), effort=effort, confidence=CONFIDENCE, seed=0)
+    assert not report.ok
+    assert {v.audit for v in report.violations} >= CAUGHT_BY[double]
+    assert all(v.confidence is None or v.confidence >= CONFIDENCE for v in report.violations)
+
+
+def test_the_sound_mechanism_is_accused_no_more_often_than_stated():
+    """Fifty seeds: at confidence 0.99 more than three accusations have probability 0.002."""
+    accused = [
+        seed
+        for seed in range(50)
+        if not audit.audit(doubles.target(doubles.sound, seed, dimension=8), effort=LIGHT, seed=seed).ok
+    ]
+    assert len(accused) <= 3, accused
+
+
+def test_the_real_training_step_passes_a_fast_audit():
+    """Convolution, block-circulant and dense layers, filtered, with the noise of a private run."""
+    target = small.target(seed=None, spectral=SpectralConfig(conv_ratio=0.5, linear_ratio=0.5))
+    effort = audit.Effort(1, canary_blocks=4, per_block=4, scores=600, run_scores=20, steps=20, noise_steps=8)
+    report = audit.audit(target, effort=effort, confidence=1 - 1e-4)
+    assert report.ok, report.violations
+    assert all(v.ok for v in report.verdicts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spectral": SpectralConfig(conv_ratio=0.5, linear_ratio=0.5)},
+        {"spectral": SpectralConfig.paper()},
+        {"clipping": "per_layer", "noise_allocation": "optimal"},
+    ],
+    ids=["filtered", "paper", "per layer"],
+)
+def test_the_real_training_step_is_accused_no_more_often_than_stated(options):
+    torch.set_num_threads(1)
+    effort = audit.Effort(1, canary_blocks=8, per_block=8, scores=2000, run_scores=60, steps=40, noise_steps=20)
+    accused = [
+        seed
+        for seed in range(50)
+        if not audit.audit(small.target(seed=1000 * seed, **options), effort=effort, confidence=0.99, seed=seed).ok
+    ]
+    assert len(accused) <= 3, accused

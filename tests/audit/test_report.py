@@ -1,0 +1,64 @@
+"""Reports: what they say, in a table, as JSON and as a picture."""
+
+import io
+import json
+import math
+
+import doubles
+import pytest
+from rich.console import Console
+
+from spectral_dp import audit
+from spectral_dp.audit import figure
+from spectral_dp.audit.report import Report, Verdict
+
+HOLDS = Verdict("noise law", "ten numbers", "p-value", 0.01, 0.4, "at least", 0.99, True, 0.5)
+FAILS = Verdict(
+    "canaries, many steps", "a run", "epsilon of the run", 2.0, math.inf, "at most", 0.99, False, 1.0, "bare"
+)
+LEFT_OUT = Verdict.left_out("linear map", "no torch")
+CLAIM = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": 1.0, "relation": "add_or_remove_one"}
+
+
+def text(report):
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(report.table())
+    return console.export_text()
+
+
+def test_one_violation_is_enough():
+    assert Report("x", CLAIM, (HOLDS, LEFT_OUT)).ok
+    broken = Report("x", CLAIM, (HOLDS, FAILS, LEFT_OUT))
+    assert not broken.ok
+    assert broken.violations == (FAILS,)
+    assert broken.epsilon_lower_bound == math.inf
+
+
+def test_audits_that_were_not_made_prove_nothing():
+    assert not Report("x", CLAIM, (LEFT_OUT,)).ok
+
+
+def test_json_is_json():
+    """Infinity and NaN are not."""
+    values = json.loads(json.dumps(Report("x", CLAIM, (HOLDS, FAILS, LEFT_OUT)).to_json(), allow_nan=False))
+    assert values["ok"] is False
+    assert values["seconds"] == 1.5
+    assert [v["measured"] for v in values["verdicts"]] == [0.4, None, None]
+    assert [v["ok"] for v in values["verdicts"]] == [True, False, None]
+    assert values["claim"]["epsilon"] == 2
+
+
+def test_table():
+    shown = text(Report("x", CLAIM, (HOLDS, FAILS, LEFT_OUT)))
+    for words in ("holds", "VIOLATION", "not made", "no torch", "at least 0.01", "does NOT hold", "bare"):
+        assert words in shown
+    assert "no violation found" in text(Report("x", CLAIM, (HOLDS,)))
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_picture(relation, tmp_path):
+    effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=200, run_scores=1, steps=1, noise_steps=4)
+    claim = audit.Claim(1.3, 0.7, 4, sample_rate=0.5, relation=relation)
+    report = audit.audit(doubles.target(doubles.sound, claim=claim), effort=effort, seed=0)
+    figure.draw(report, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

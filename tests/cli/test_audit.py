@@ -1,0 +1,117 @@
+"""``spectral-dp audit``: a table, JSON, a picture, plain errors, and an exit code that says what was found."""
+
+import json
+
+import pytest
+import typer
+from torch import nn
+from typer.testing import CliRunner
+
+from spectral_dp.audit import Effort
+from spectral_dp.cli.audit import audit
+from spectral_dp.models import registry
+
+SOUND = """
+import torch
+def release(gradients):
+    norms = gradients.norm(dim=1, keepdim=True)
+    factors = (1 / norms.clamp(min=1e-12)).clamp(max=1)
+    clipped = torch.where(norms.isfinite(), gradients * factors, 0)
+    return (clipped.sum(0) + 1.1 * torch.randn(gradients.shape[1])) / 8
+def bare(gradients):
+    released = release(gradients)
+    released[-1] = torch.nan_to_num(gradients, 0, 0, 0).clamp(-0.1, 0.1).sum(0)[-1]
+    return released
+"""
+CLAIM = ["--noise-multiplier", 1.1, "--batch-size", 8, "--samples", 40, "--epochs", 2, "--delta", 1e-3]
+
+
+def tiny(input_shape, classes):
+    return nn.Sequential(nn.Conv2d(input_shape[0], 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(72, classes))
+
+
+@pytest.fixture(autouse=True)
+def _light(monkeypatch):
+    """The command as it is, looking at less, and at a network for digits of 8 x 8 pixels."""
+    monkeypatch.setitem(registry._REGISTRY, "tiny", registry.Entry(tiny))
+    light = Effort(1, canary_blocks=2, per_block=8, scores=600, run_scores=20, steps=6, noise_steps=6)
+    monkeypatch.setattr("spectral_dp.audit.FAST", light)
+
+
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(SOUND)
+    return file
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(audit)
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+
+
+def test_a_sound_function_passes(mine, tmp_path):
+    result = run("--target", f"{mine}:release", *CLAIM, "--out", tmp_path / "a.json", "--plot", tmp_path / "a.png")
+    assert result.exit_code == 0, result.output
+    for words in ("linear map", "canaries, one step", "no violation found", "mine.py:release"):
+        assert words in result.stdout
+    assert "done" in result.stderr, "progress goes to stderr"
+    assert json.loads((tmp_path / "a.json").read_text())["ok"] is True
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_violation_is_exit_code_1(mine):
+    result = run("--target", f"{mine}:bare", *CLAIM, "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["ok"] is False
+    linear_map = next(v for v in report["verdicts"] if v["audit"] == "linear map")
+    assert linear_map["measured"] == 0
+    assert "coordinate 63 of coordinates" in linear_map["details"]["directions_without_noise"]["gradient"]
+
+
+@pytest.mark.parametrize("target", ["spectral", "opacus"])
+def test_a_configuration(target):
+    if target == "opacus":
+        pytest.importorskip("opacus")
+    ratio = 0.5 if target == "spectral" else 0
+    result = run("--target", target, "--model", "tiny", "--conv-ratio", ratio, *CLAIM, "--confidence", 0.9999, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["target"] == f"tiny ({target})"
+    assert {v["audit"] for v in report["verdicts"]} >= {"neighbours", "noise law", "sampling", "canaries, one run"}
+
+
+def test_a_run_with_a_wrong_statement(tmp_path):
+    """Its mechanism is sound, but it spent more than it states."""
+    from spectral_dp.experiments.settings import Settings
+
+    settings = Settings.from_dict({"model": "tiny", "batch_size": 64, "delta": 1e-4}).resolved()
+    (tmp_path / "config.json").write_text(json.dumps(settings.to_dict()))
+    facts = {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 20, "epsilon": 0.5}
+    (tmp_path / "privacy.json").write_text(json.dumps(facts))
+    result = run(tmp_path, "--confidence", 0.9999, "--json")
+    assert result.exit_code == 1
+    assert [v["audit"] for v in json.loads(result.stdout)["verdicts"] if v["ok"] is False] == ["accounting"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "elsewhere"], "spectral, opacus or FILE.py:NAME"),
+        (["--target", "absent.py:f"], "there is no file absent.py"),
+        (["--input-shape", "28x28"], "C,H,W"),
+        (["--method", "nonprivate"], "claims no privacy"),
+        (["--plot", "/nowhere/a.png"], "there is no directory"),
+        (["nowhere"], "holds no run"),
+        (["nowhere", "--model", "lenet5"], "leave the other settings out"),
+        (["--noise-multiplier", 0], "must be positive to be audited"),
+        (["--target", "{mine}:release", "--returns", "both"], "mean or sum"),
+    ],
+)
+def test_plain_errors(arguments, message, mine):
+    result = run(*(str(a).format(mine=mine) for a in arguments))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
