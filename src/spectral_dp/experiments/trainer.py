@@ -139,7 +139,7 @@ class Trainer:
         self._averaged = (
             AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(settings.average)) if settings.average else None
         )
-        self._seconds = 0.0  # of earlier sessions of this run
+        self._seconds = 0.0  # of earlier processes of this run
         self._losses: list[float] = []
         self._epsilon = self.method.epsilon()
         self._accuracy: float | None = None
