@@ -11,7 +11,7 @@ DEMO := --dataset digits --model model1 --epsilon 3 --epochs 20 --batch-size 256
 
 demo: $(VENV)/installed
 	$(BIN)/spectral-dp compare $(DEMO) --learning-rate 10 --arm dpsgd --arm spectral --seeds 3 --jobs 2 --out runs/demo
-	$(BIN)/spectral-dp report runs/demo/*-seed* --out runs/demo/report.html
+	$(BIN)/spectral-dp report runs/demo --out runs/demo/report.html
 
 test: lint
 	$(BIN)/python -m pytest

@@ -1,7 +1,6 @@
 """Run directories without a training run: the files that a trainer leaves, with made-up figures."""
 
 import json
-from unittest.mock import patch
 
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings
@@ -66,8 +65,8 @@ def fabricate(path, *, evaluated=3, is_finished=True, accuracy=None, layers=None
     ]
     run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if is_finished:
-        with patch("spectral_dp.experiments.statement.provenance", return_value={"spectral_dp": "0"}):  # asks git
-            statement = privacy_statement(settings, _Method(0.5 * evaluated if has_epsilon else float("inf")))
+        method = _Method(0.5 * evaluated if has_epsilon else float("inf"))
+        statement = privacy_statement(settings, method, {"spectral_dp": "0"})
         write_statement(statement, run.path)
         write_json(run.summary_file, _summary(settings, statement, rows[-1]))
     return run
@@ -78,6 +77,8 @@ def _summary(settings, statement, last):
     return {name: getattr(settings, name) for name in names} | {
         "heldout_accuracy": last["heldout_accuracy"],
         "best_heldout_accuracy": last["heldout_accuracy"],
+        "private": statement["private"],
+        "warnings": statement["warnings"],
         "epsilon": statement.get("epsilon"),
         "delta": settings.delta if settings.is_private else None,
         "noise_multiplier": statement.get("noise_multiplier"),
@@ -85,6 +86,7 @@ def _summary(settings, statement, last):
         "steps": last["step"],
         "parameters": 400 * len(LAYERS),
         "seconds": 75.0,
+        "step_seconds": 60.0,
         "peak_memory_mb": 512.0,
         "made_by": statement["made_by"],
     }

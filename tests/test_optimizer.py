@@ -260,7 +260,7 @@ class TestOneStep:
         x[1, 0] = math.nan
         model, optimizer = self.make()
         self.loss(model, x).sum().backward()
-        with pytest.warns(NonFiniteWarning, match=r"1 of 3"):
+        with pytest.warns(NonFiniteWarning, match="some samples are not finite"):
             optimizer.step()
         optimizer.gradients.remove()
         assert all(bool(p.grad.isfinite().all()) for p in model.parameters())

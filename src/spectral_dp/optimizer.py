@@ -187,11 +187,11 @@ class PrivateOptimizer(Optimizer):
         scale = batch.size if self.loss_reduction == "mean" else 1.0 / self.views
         squared_norms = batch.squared_norms() * scale**2
         factors = self.clipping.factors(squared_norms)
-        nonfinite = int((~squared_norms.isfinite()).any(0).sum())
-        if nonfinite:
+        if not bool(squared_norms.isfinite().all()):
+            # Without numbers: how many samples a batch has is private, and warnings end up in log files.
             warnings.warn(
-                f"the gradients of {nonfinite} of {batch.size} samples are not finite and count as zero: check the "
-                "loss for NaN and the data for outliers, or lower the learning rate",
+                "the gradients of some samples are not finite and count as zero: check the loss for NaN and the data "
+                "for outliers, or lower the learning rate",
                 NonFiniteWarning,
                 stacklevel=4,
             )

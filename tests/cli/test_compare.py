@@ -62,12 +62,26 @@ def test_configurations_from_a_file(tmp_path, asked):
         ("sgd", "configuration 'sgd': method must be one of spectral"),
         ("a: epochs", "write settings as NAME=VALUE"),
         ("a: epoch=3", "configuration 'a' has unknown settings epoch"),
+        ("a: seed=3", "share their seeds"),
     ],
 )
 def test_bad_configurations_are_named(tmp_path, asked, arm, message):
     result = run("--arm", arm, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+def test_a_label_given_twice_is_refused(tmp_path, asked):
+    result = run("--arm", "a: epochs=1", "--arm", "a: epochs=2", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "two configurations are called 'a'" in result.stderr
+
+
+def test_tables_in_a_configuration(tmp_path, asked):
+    result = run("--arm", "a: layer_ratios={fc1=0.5, fc2=0.25}, epochs=2", "--seeds", 1, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    (settings,) = asked.values()
+    assert settings.layer_ratios == {"fc1": 0.5, "fc2": 0.25}
 
 
 def test_failed_runs_are_exit_code_1(tmp_path, monkeypatch):

@@ -84,6 +84,11 @@ def test_resume_needs_no_other_flags():
         ("--layer-ratio fc1", "NAME=RATIO"),
         ("--config nothing.toml", "cannot read the configuration nothing.toml"),
         ("--resume", "--resume needs --out"),
+        ("--resume --out typo", "typo holds no run to go on with"),
+        ("--optimizer adam --momentum 0.5", "momentum 0.5 is SGD's"),
+        ("--noise-allocation optimal", "needs clipping per_layer"),
+        ("--seed 99999999999999", "seed must be from 0 to 2^31 - 1"),
+        ("--model model1 --block-size 0 --dense-layer fc1", "leave out dense_layers"),
         ("--dataset mnist --data-path nowhere", "nowhere"),
         ("--model lenet5", "at least 12 x 12 pixels"),
         ("--delta 1e-18", "delta"),
@@ -95,6 +100,16 @@ def test_refusals_are_one_line_with_the_fix(arguments, message, tmp_path):
     assert message in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
     assert not list(tmp_path.glob("runs/*/summary.json"))
+
+
+def test_settings_without_effect_are_named():
+    result = run(*FLAGS.split(), "--method", "dpsgd", "--linear-ratio", "0.5", "--out", "run")
+    assert result.exit_code == 0
+    assert "method dpsgd makes no use of linear_ratio" in result.stderr
+
+
+def test_a_seeded_run_says_so():
+    assert "NOT private" in " ".join(run(*FLAGS.split(), "--reproducible", "--out", "run").stdout.split())
 
 
 def test_a_full_disk_is_exit_code_1(monkeypatch):

@@ -36,6 +36,20 @@ def test_a_seed_counted_twice_is_refused():
         compare.cells({"a b": Settings(), "a-b": Settings(method="dpsgd")}, [0])
 
 
+def test_different_samples_are_not_compared():
+    with pytest.raises(SettingsError, match="same test_size to be compared, got a: None, b: 50"):
+        compare.cells({"a": Settings(method="dpsgd"), "b": Settings(test_size=50)}, [0])
+    with pytest.raises(SettingsError, match="same delta"):
+        compare.cells({"a": Settings(method="dpsgd"), "b": Settings(delta=1e-6)}, [0])
+
+
+def test_seeded_runs_are_marked():
+    seeded = {"a": Settings(method="dpsgd", reproducible=True)}
+    assert "NOT private" in compare.caption(seeded, 3, 1)
+    assert "NOT private" not in compare.caption({"a": Settings(method="dpsgd")}, 3, 1)
+    assert "2 runs at a time" in compare.caption(seeded, 3, 2)
+
+
 def test_paired_intervals_cover_at_the_stated_rate():
     """Over many made-up experiments; and, as a control, the interval of half the width does not."""
     rng = np.random.default_rng(0)

@@ -8,11 +8,24 @@ import pytest
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
 
 
+def begin(run, settings):
+    with run.claimed(settings, resume=False):
+        run.begin(settings)
+
+
 def test_a_new_directory_is_made_and_claimed(tmp_path, tiny):
     run = RunDirectory(tmp_path / "a" / "b")
-    with run.claimed(tiny(), resume=False):
-        assert run.settings() == tiny()
+    begin(run, tiny())
+    assert run.settings() == tiny()
     assert not run.is_finished
+
+
+def test_settings_that_were_refused_do_not_bind_the_directory(tmp_path, tiny):
+    run = RunDirectory(tmp_path / "run")
+    with run.claimed(tiny(epochs=9), resume=False):
+        pass  # something failed before the run began
+    begin(run, tiny())
+    assert run.settings().epochs == 2
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path, tiny):
@@ -24,8 +37,7 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path, tiny):
 
 def test_other_settings_are_listed(tmp_path, tiny):
     run = RunDirectory(tmp_path / "run")
-    with run.claimed(tiny(), resume=False):
-        pass
+    begin(run, tiny())
     message = "other settings:\n  - epochs: 2 there, 3 now\n  - seed: 0 there, 1 now"
     with pytest.raises(RunDirectoryError, match=message), run.claimed(tiny(epochs=3, seed=1), resume=True):
         pass
@@ -33,16 +45,14 @@ def test_other_settings_are_listed(tmp_path, tiny):
 
 def test_what_does_not_change_the_result_may_differ(tmp_path, tiny):
     run = RunDirectory(tmp_path / "run")
-    with run.claimed(tiny(), resume=False):
-        pass
+    begin(run, tiny())
     with run.claimed(replace(tiny(), threads=3, physical_batch_size=7), resume=True):
         pass
 
 
 def test_going_on_must_be_asked_for(tmp_path, tiny):
     run = RunDirectory(tmp_path / "run")
-    with run.claimed(tiny(), resume=False):
-        pass
+    begin(run, tiny())
     with pytest.raises(RunDirectoryError, match=r"unfinished run .*--resume"), run.claimed(tiny(), resume=False):
         pass
 
@@ -55,6 +65,7 @@ def test_two_processes_do_not_share_a_run(tmp_path, tiny):
         "with run.claimed(run.settings(), resume=True): pass\n"
     )
     with run.claimed(tiny(), resume=False):
+        run.begin(tiny())
         other = subprocess.run([sys.executable, "-c", code, run.path], capture_output=True, text=True)
     assert "another process is training" in other.stderr
     with run.claimed(tiny(), resume=True):  # free again
@@ -76,16 +87,36 @@ def test_metrics_survive_a_line_cut_off(tmp_path, tiny):
         with run.metrics_file.open("a") as file:
             file.write('{"step": 3, "epsi')
         assert run.metrics() == [{"step": 1}, {"step": 2}]
-        assert run.keep_metrics(up_to_step=1) == [{"step": 1}]
-        assert run.metrics_file.read_text() == '{"step": 1}\n'
+        assert run.checked_metrics(2) == [{"step": 1}, {"step": 2}]
+        assert run.metrics_file.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "message"), [(None, "its checkpoint is gone"), (1, "its checkpoint is of step 1")]
+)
+def test_a_checkpoint_that_knows_less_than_was_told_is_refused(tmp_path, tiny, checkpoint, message):
+    """Catches a ledger that forgets steps whose results are on the disk."""
+    run = RunDirectory(tmp_path / "run")
+    begin(run, tiny())
+    run.add_metrics({"step": 2})
+    with pytest.raises(RunDirectoryError, match=message):
+        run.checked_metrics(checkpoint)
+    assert run.metrics() == [{"step": 2}]
 
 
 def test_damage_is_named(tmp_path, tiny):
     run = RunDirectory(tmp_path / "run")
-    with run.claimed(tiny(), resume=False):
+    begin(run, tiny())
+    with run.claimed(tiny(), resume=True):
         run.metrics_file.write_text("nonsense\n")
         with pytest.raises(RunDirectoryError, match=r"metrics.jsonl is damaged"):
             run.metrics()
+        run.metrics_file.write_text('{"a": 1}\n')
+        with pytest.raises(RunDirectoryError, match="no evaluation"):
+            run.metrics()
+        run.summary_file.write_text("[]")
+        with pytest.raises(RunDirectoryError, match="it holds a list"):
+            run.summary()
         run.summary_file.write_text("{")
         with pytest.raises(RunDirectoryError, match=r"summary.json is damaged"):
             run.summary()

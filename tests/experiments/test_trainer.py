@@ -100,6 +100,7 @@ def test_a_run_that_is_not_seeded_is_private_and_differs_each_time(tmp_path, tin
     for name in ("a", "b"):
         _, directory = run(tmp_path, tiny(reproducible=False, epochs=1), name)
         assert directory.read(directory.privacy)["private"]
+        assert directory.summary()["private"]
         weights.append(load_file(directory.weights)["fc1.weight"])
     assert not torch.equal(*weights)
 
@@ -198,6 +199,63 @@ def test_tensorboard_gets_what_may_be_published(tmp_path, tiny, monkeypatch):
     assert written == [("heldout_accuracy", 4), ("heldout_loss", 4), ("epsilon", 4), "closed"]
 
 
+def test_a_lost_checkpoint_is_not_forgotten(tmp_path, tiny):
+    """Catches beginning again with a fresh ledger after weights and evaluations have been written out."""
+    _, directory = run(tmp_path, tiny())
+    directory.summary_file.unlink()
+    directory.checkpoint.unlink()
+    with pytest.raises(RunDirectoryError, match="up to step 8, but its checkpoint is gone"):
+        run(tmp_path, tiny(), resume=True)
+
+
+def test_a_stop_at_the_very_last_step_can_be_resumed(tmp_path, tiny):
+    def stop(progress):
+        if progress.step == 8 and progress.epoch == 1:  # before the epoch is over
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(trainer.Interrupted):
+        run(tmp_path, tiny(), show=stop)
+    summary, directory = run(tmp_path, tiny(), resume=True)
+    assert summary["steps"] == 8
+    assert directory.layers.exists()
+
+
+def test_a_delta_that_protects_nobody_is_not_called_private(tmp_path, tiny):
+    with pytest.warns(UserWarning, match="delta 0.5 is not below 1/N"):
+        summary, _ = run(tmp_path, tiny(delta=0.5, reproducible=False, epochs=1))
+    assert not summary["private"]
+    assert "protects nobody" in " ".join(summary["warnings"])
+
+
+def test_tied_weights_are_saved(tmp_path, tiny, monkeypatch):
+    class Tied(torch.nn.Module):
+        def __init__(self, input_shape, classes):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+            self.b.weight = self.a.weight
+            self.c = torch.nn.Linear(64, classes)
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x.flatten(1)).tanh()).tanh())
+
+    models.register("tied", Tied)
+    _, directory = run(tmp_path, tiny(model="tied", method="dpsgd", epochs=1))
+    weights = load_file(directory.weights)
+    assert torch.equal(weights["a.weight"], weights["b.weight"])
+
+
+def test_settings_without_a_filter_are_said_to_be_dpsgd(tmp_path, tiny):
+    with pytest.warns(UserWarning, match="plain DP-SGD"):
+        run(tmp_path, tiny(linear_ratio=0.0, epochs=1))
+
+
+def test_warnings_tell_nothing_of_the_batch(tmp_path, tiny):
+    """How many samples a Poisson batch has is private, and warnings end up in log files."""
+    with pytest.warns(RuntimeWarning, match="not finite") as caught:
+        run(tmp_path, tiny(learning_rate=1e38, weight_decay=1.0))
+    assert not any(character.isdigit() for warning in caught for character in str(warning.message))
+
+
 def test_a_finished_run_is_not_run_again(tmp_path, tiny):
     first, directory = run(tmp_path, tiny())
     stamp = directory.weights.stat().st_mtime_ns
@@ -211,6 +269,15 @@ def test_a_finished_run_is_not_run_again(tmp_path, tiny):
 def test_physical_batches_change_nothing(tmp_path, tiny):
     _, whole = run(tmp_path, tiny(), "whole")
     _, split = run(tmp_path, tiny(physical_batch_size=7), "split")
+    ours, theirs = load_file(whole.weights), load_file(split.weights)
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
+
+
+def test_physical_batches_change_nothing_of_augmentation(tmp_path, tiny):
+    """Catches parts of a logical batch that all get the same random shifts."""
+    augmented = {"views": 2, "shift": 2, "flip": True}
+    _, whole = run(tmp_path, tiny(**augmented), "whole")
+    _, split = run(tmp_path, tiny(physical_batch_size=7, **augmented), "split")
     ours, theirs = load_file(whole.weights), load_file(split.weights)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
 

@@ -52,20 +52,16 @@ def compare(
         root = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
         cells = comparison.cells(arms, numbers)
         runs = _run(cells, root, jobs)
-        table = comparison.write_comparison(root, arms, runs, numbers)
+        table = comparison.write_comparison(root, arms, runs, numbers, jobs)
     if as_json:
         typer.echo((root / "comparison.json").read_text())
         return
-    shown = Table(
-        *comparison.HEADINGS, title=_title(arms), caption=comparison.caption(comparison.baseline(arms), seeds)
-    )
+    shown = Table(*comparison.HEADINGS, title=_title(arms), caption=comparison.caption(arms, seeds, jobs))
     for row in table:
         shown.add_row(*comparison.as_text(row))
     console = Console()
     console.print(shown)
-    if jobs > 1:
-        console.print(f"times were taken with {jobs} runs at a time")
-    console.print(f"runs, plots and comparison.json in {root}; spectral-dp report {root}/*-seed* draws a page of them")
+    console.print(f"runs, plots and comparison.json in {root}; spectral-dp report {root} draws a page of them")
 
 
 def _run(cells: dict[str, Settings], root: Path, jobs: int) -> Any:
@@ -85,17 +81,25 @@ def _run(cells: dict[str, Settings], root: Path, jobs: int) -> Any:
 def _arms(common: dict[str, Any], listed: dict[str, Any], asked: list[str]) -> dict[str, Settings]:
     chosen: dict[str, dict[str, Any]] = {label: dict(settings) for label, settings in listed.items()}
     for text in asked:
-        label, colon, settings = text.partition(":")
-        chosen[label.strip()] = _inline(text, settings) if colon else {"method": label.strip()}
+        label, colon, settings = (part.strip() for part in text.partition(":"))
+        if label in chosen:
+            raise SettingsError(f"two configurations are called {label!r}: give each a label of its own")
+        chosen[label] = _inline(text, settings) if colon else {"method": label}
+    if any("seed" in settings for settings in chosen.values()):
+        raise SettingsError("configurations share their seeds, so that they can be compared: use --seed and --seeds")
     return {
-        label: Settings.from_dict(common | settings, source=f"configuration {label!r}").resolved()
+        label: Settings.from_dict(common | settings, source=f"configuration {label!r}").relevant().resolved()
         for label, settings in chosen.items()
     }
 
 
 def _inline(text: str, settings: str) -> dict[str, Any]:
-    """Reads ``method=dpsgd, epochs=3`` as TOML, where words need no quotes."""
+    """Reads ``method=dpsgd, epochs=3``: a TOML table, or simpler, where words need no quotes."""
     found: dict[str, Any] = {}
+    try:
+        return tomllib.loads(f"settings = {{{settings}}}")["settings"]
+    except tomllib.TOMLDecodeError:
+        pass  # words without quotes
     for pair in filter(None, (part.strip() for part in settings.split(","))):
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not (name and equals and value):

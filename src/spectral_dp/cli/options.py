@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -61,13 +62,17 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def plain_errors() -> Iterator[None]:
     """Warnings as lines on stderr; what the library refuses as an error of one line, without a traceback.
 
-    Exit code 2 for what the user asked for (settings, directories), 1 for what went wrong (disk, network).
+    Exit code 2 for what the user asked for (settings, directories), 1 for what went wrong (disk, network). With
+    ``SPECTRAL_DP_TRACEBACK`` set, errors are shown with where they come from: a model of one's own may be the place.
     """
     with warnings.catch_warnings():
+        warnings.simplefilter("default")
         warnings.showwarning = _show_warning
         try:
             yield
         except (ValueError, TypeError) as error:
+            if os.environ.get("SPECTRAL_DP_TRACEBACK"):
+                raise
             _fail(str(error), 2)
         except OSError as error:
             named = f"{error.filename}: " if error.filename else ""

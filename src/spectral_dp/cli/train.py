@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from spectral_dp.cli.options import INTERRUPTED, plain_errors, with_settings
-from spectral_dp.experiments.settings import Settings
+from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.rounding import rounded_up
 
 if TYPE_CHECKING:
     from spectral_dp.experiments.trainer import Progress as RunProgress
@@ -30,6 +32,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    or_begin: Annotated[bool, typer.Option("--or-begin", hidden=True)] = False,  # with --resume, for scripts
 ) -> None:
     """Trains a network with Spectral-DP, DP-SGD or without privacy, and writes a run directory.
 
@@ -45,7 +48,11 @@ def train(
             raise typer.BadParameter("--resume needs --out, the directory of the run to go on with")
         if resume and out is not None and RunDirectory(out).exists:
             given = RunDirectory(out).settings().to_dict() | given
-        settings = Settings.from_dict(given, source="the settings").resolved()
+        elif resume and not or_begin:
+            raise SettingsError(f"--resume: {out} holds no run to go on with; leave --resume out to begin one there")
+        settings = Settings.from_dict(given, source="the settings")
+        _warn_of_unused(settings, given)
+        settings = settings.resolved()
         directory = RunDirectory(out or _default_directory(settings))
         summary = _run(settings, directory, resume, quiet or as_json)
     if as_json:
@@ -63,6 +70,13 @@ def _run(settings: Settings, directory: Any, resume: bool, quiet: bool) -> dict[
     except (Interrupted, KeyboardInterrupt) as stop:
         typer.echo(f"{stop or 'stopped'}\ngo on with: spectral-dp train --out {directory.path} --resume", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _warn_of_unused(settings: Settings, given: dict[str, Any]) -> None:
+    before, after = settings.to_dict(), settings.relevant().to_dict()
+    unused = [name for name in given if before[name.replace("-", "_")] != after[name.replace("-", "_")]]
+    if unused:
+        warnings.warn(f"method {settings.method} makes no use of {', '.join(unused)}", stacklevel=2)
 
 
 def _default_directory(settings: Settings) -> Path:
@@ -86,7 +100,7 @@ def _progress(settings: Settings, quiet: bool) -> Iterator[Callable[[RunProgress
             if progress.accuracy is not None:
                 facts.append(f"held-out {100 * progress.accuracy:.2f} %")
             if progress.epsilon is not None:
-                facts.append(f"epsilon {progress.epsilon:.3f}")
+                facts.append(f"epsilon {rounded_up(progress.epsilon)}")
             bar.update(task, total=progress.steps, completed=progress.step, facts=", ".join(facts))
 
         yield show
@@ -96,7 +110,7 @@ def _table(summary: dict[str, Any], directory: Path) -> Table:
     table = Table(title=f"{summary['dataset']}, {summary['model']}, {summary['method']}", show_header=False)
     table.add_row("held-out accuracy", f"{100 * summary['heldout_accuracy']:.2f} %")
     if summary["epsilon"] is not None:
-        table.add_row("epsilon spent", f"{summary['epsilon']:.4f} at delta {summary['delta']:g}")
+        table.add_row("epsilon spent", f"{rounded_up(summary['epsilon'])} at delta {summary['delta']:g}")
         table.add_row("noise multiplier", f"{summary['noise_multiplier']:.4f}")
     elif summary["method"] != "nonprivate":
         table.add_row("epsilon spent", "infinite: no privacy")
@@ -105,4 +119,6 @@ def _table(summary: dict[str, Any], directory: Path) -> Table:
     table.add_row("steps, epochs", f"{summary['steps']}, {summary['epochs']}")
     table.add_row("time", f"{summary['seconds']:.1f} s")
     table.add_row("run directory", str(directory))
+    for warning in summary["warnings"]:
+        table.add_row("[red]warning[/red]", warning)
     return table

@@ -48,18 +48,19 @@ def random_views(
     if padding == "reflect" and shift >= min(height, width):
         raise DataError(f"a shift of {shift} cannot be reflected in images of {height} x {width}: use zero padding")
     device = images.device if generator is None else generator.device
-    count = samples * views
+    # Three words a view, in the order of the views: a batch that comes in parts gets the views that it would get whole.
+    words = torch.randint(2**31, (samples * views, 3), generator=generator, device=device).to(images.device)
     if shift:
         # All windows of the padded image, as a view without copies: (B, C, 2 shift + 1, 2 shift + 1, H, W).
         windows = _pad(images, shift, padding).unfold(2, height, 1).unfold(3, width, 1)
-        offset = torch.randint(2 * shift + 1, (2, count), generator=generator, device=device).to(images.device)
+        down, right = (words[:, :2] % (2 * shift + 1)).unbind(1)  # of 2^31 words: uniform to within 1e-7
         sample = torch.arange(samples, device=images.device).repeat_interleave(views)
-        result = windows[sample, :, offset[0], offset[1]]
+        result = windows[sample, :, down, right]
     else:
         result = images.repeat_interleave(views, dim=0)
     if flip:
-        mirrored = torch.randint(2, (count, 1, 1, 1), generator=generator, device=device).to(images.device)
-        result = torch.where(mirrored.bool(), result.flip(-1), result)
+        mirrored = (words[:, 2] % 2).bool().view(-1, 1, 1, 1)
+        result = torch.where(mirrored, result.flip(-1), result)
     return result
 
 

@@ -7,11 +7,13 @@ again, interrupted ones are resumed, so whatever is stopped can be started again
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +62,7 @@ def run_cells(
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ExitStack() as stack:
         stack.callback(_stop, running)
+        stack.enter_context(_terminable())
         while waiting or running:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
@@ -77,6 +80,19 @@ def run_cells(
     return directories
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM end this process as Ctrl-C does, so that the processes it started do not go on without it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _is_done(directory: RunDirectory, settings: Settings) -> bool:
     return directory.is_finished and directory.exists and directory.settings() == settings.resolved()
 
@@ -86,8 +102,8 @@ def _start(name: str, settings: Settings, directory: RunDirectory, root: Path, t
     log.parent.mkdir(parents=True, exist_ok=True)
     config = log.with_suffix(".json")
     write_json(config, settings.to_dict())
-    options = ["train", "--config", config, "--out", directory.path, "--resume", "--quiet"]
-    environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if settings.threads is None else {})
+    options = ["train", "--config", config, "--out", directory.path, "--resume", "--or-begin", "--quiet"]
+    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ  # which the user may have set
     with log.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "spectral_dp", *map(str, options)],

@@ -14,8 +14,9 @@ from scipy import stats
 from spectral_dp.experiments.figures import accuracy_against_epochs, accuracy_against_epsilon
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
-from spectral_dp.experiments.statement import HELD_OUT, provenance
+from spectral_dp.experiments.statement import HELD_OUT, SEEDED, provenance
 from spectral_dp.files import save_figure, write_json, write_text
+from spectral_dp.rounding import rounded_up
 
 #: Confidence of the interval around a difference.
 CONFIDENCE = 0.95
@@ -53,12 +54,25 @@ def cells(arms: Mapping[str, Settings], seeds: Sequence[int]) -> dict[str, Setti
         raise SettingsError("a comparison needs at least one configuration and one seed")
     if len(set(seeds)) < len(seeds):
         raise SettingsError(f"the seeds {list(seeds)} repeat: a run counted twice makes intervals too narrow")
+    _check_comparable(arms)
     names = {label: _file_name(label) for label in arms}
     if len(set(names.values())) < len(names):
         raise SettingsError(f"the labels {', '.join(names)} must differ in more than punctuation")
     return {
         f"{names[label]}-seed{seed}": replace(settings, seed=seed) for seed in seeds for label, settings in arms.items()
     }
+
+
+def _check_comparable(arms: Mapping[str, Settings]) -> None:
+    """Differences mean something only between runs on the same samples, and budgets only at the same delta."""
+    same = ("dataset", "data_path", "train_size", "test_size", "validation_size", "image_size", "delta")
+    for name in same:
+        values = {
+            label: getattr(settings, name) for label, settings in arms.items() if name != "delta" or settings.is_private
+        }
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{label}: {value}" for label, value in values.items())
+            raise SettingsError(f"configurations must have the same {name} to be compared, got {listed}")
 
 
 def rows(arms: Mapping[str, Settings], runs: Mapping[str, RunDirectory], seeds: Sequence[int]) -> list[Row]:
@@ -83,7 +97,7 @@ def rows(arms: Mapping[str, Settings], runs: Mapping[str, RunDirectory], seeds: 
                 epsilon=_largest([summary["epsilon"] for summary in summaries]),
                 noise_multiplier=_largest([summary["noise_multiplier"] for summary in summaries]),
                 parameters=summaries[0]["parameters"],
-                seconds=statistics.mean(summary["seconds"] for summary in summaries),
+                seconds=statistics.mean(summary["step_seconds"] for summary in summaries),
                 peak_memory_mb=max(summary["peak_memory_mb"] for summary in summaries),
             )
         )
@@ -110,7 +124,7 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
 
 
 def write_comparison(
-    root: Path, arms: Mapping[str, Settings], runs: Mapping[str, RunDirectory], seeds: Sequence[int]
+    root: Path, arms: Mapping[str, Settings], runs: Mapping[str, RunDirectory], seeds: Sequence[int], jobs: int = 1
 ) -> list[Row]:
     """Writes ``comparison.json``, ``comparison.md`` and the plots into the directory of the runs; returns the rows."""
     table = rows(arms, runs, seeds)
@@ -119,11 +133,13 @@ def write_comparison(
         "baseline": baseline(arms),
         "confidence": CONFIDENCE,
         "seeds": list(seeds),
+        "jobs": jobs,
+        "warnings": _warnings(arms),
         "settings": {label: settings.resolved().to_dict() for label, settings in arms.items()},
         "made_by": provenance(),
     }
     write_json(root / "comparison.json", value)
-    write_text(root / "comparison.md", as_markdown(table, baseline(arms), len(seeds)))
+    write_text(root / "comparison.md", as_markdown(table, caption(arms, len(seeds), jobs)))
     curves = {label: [runs[f"{_file_name(label)}-seed{seed}"].metrics() for seed in seeds] for label in arms}
     save_figure(accuracy_against_epochs(curves), root / "accuracy-epochs.png")
     private = {label: curve for label, curve in curves.items() if arms[label].is_private}
@@ -132,7 +148,7 @@ def write_comparison(
     return table
 
 
-HEADINGS = ("configuration", "accuracy %", "difference", "epsilon", "sigma", "parameters", "time s", "peak MB")
+HEADINGS = ("configuration", "accuracy %", "difference", "epsilon", "sigma", "parameters", "steps s", "peak MB")
 
 
 def as_text(row: Row) -> tuple[str, ...]:
@@ -145,7 +161,7 @@ def as_text(row: Row) -> tuple[str, ...]:
         row.label,
         f"{100 * row.mean:.2f}{spread}",
         difference,
-        "" if row.epsilon is None else f"{row.epsilon:.3f}",
+        "" if row.epsilon is None else rounded_up(row.epsilon),
         "" if row.noise_multiplier is None else f"{row.noise_multiplier:.3f}",
         f"{row.parameters:,}",
         f"{row.seconds:.1f}",
@@ -153,17 +169,28 @@ def as_text(row: Row) -> tuple[str, ...]:
     )
 
 
-def caption(reference: str | None, seeds: int) -> str:
+def caption(arms: Mapping[str, Settings], seeds: int, jobs: int) -> str:
     """Returns what a reader must know to read the table."""
+    reference = baseline(arms)
     paired = f"paired difference to {reference}, {CONFIDENCE:.0%} confidence interval over seeds; " if reference else ""
-    return f"{seeds} seed{'s' * (seeds > 1)}; held-out accuracy, mean ± standard deviation; {paired}{HELD_OUT}"
+    together = f", {jobs} runs at a time" if jobs > 1 else ""
+    notes = "".join(f"; {warning}" for warning in _warnings(arms))
+    return (
+        f"{seeds} seed{'s' * (seeds > 1)}; held-out accuracy, mean ± standard deviation; {paired}"
+        f"time of the training steps{together}; {HELD_OUT}{notes}"
+    )
 
 
-def as_markdown(table: Sequence[Row], reference: str | None, seeds: int) -> str:
-    """Returns the comparison as a Markdown table."""
+def _warnings(arms: Mapping[str, Settings]) -> list[str]:
+    private = [settings for settings in arms.values() if settings.is_private]
+    return [SEEDED] if any(settings.reproducible for settings in private) else []
+
+
+def as_markdown(table: Sequence[Row], note: str) -> str:
+    """Returns the comparison as a Markdown table with a note below."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(text.replace("|", "\\|") for text in as_text(row)) + " |" for row in table]
-    return "\n".join([*lines, "", caption(reference, seeds), ""])
+    return "\n".join([*lines, "", note, ""])
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

@@ -36,7 +36,7 @@ class Watched(Clipping):
         return self.policy.noise_bounds(sizes)
 
     def __repr__(self) -> str:
-        return repr(self.policy)  # a run may be resumed with or without being watched
+        return repr(self.policy)  # what is released is the same
 
     def take(self) -> dict[str, float]:
         """Returns the figures since the last call."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spectral_dp import checkpoint
+from spectral_dp.accounting import warn_if_delta_too_large
 from spectral_dp.data import ImageDataset
 from spectral_dp.engine import PrivacyEngine
 from spectral_dp.experiments.diagnostics import watched
@@ -75,6 +76,7 @@ def start(settings: Settings, model: nn.Module, data: ImageDataset) -> Method:
         )
     if settings.method == "nonprivate":
         return Plain(settings, model, data)
+    warn_if_delta_too_large(settings.delta, len(data.train_images))
     if settings.method == "opacus":
         return Opacus(settings, model, data)
     return Ours(settings, model, data)
@@ -107,6 +109,8 @@ class Ours(Method):
         )
         self.steps_per_epoch = math.ceil(len(data.train_images) / settings.batch_size)
         self.spectral = spectral_config(settings, model, settings.epochs * self.steps_per_epoch)
+        if settings.method == "spectral" and not self.spectral.spectral(model):
+            warnings.warn("these settings filter no layer of this model, so this is plain DP-SGD", stacklevel=2)
         common: dict[str, Any] = {
             "module": model,
             "optimizer": make_optimizer(settings, model),
@@ -122,13 +126,15 @@ class Ours(Method):
         }
         if settings.noise_multiplier is None:
             assert settings.epsilon is not None
-            made = self.engine.make_private_with_epsilon(
-                target_epsilon=settings.epsilon,
-                target_delta=settings.delta,
-                epochs=settings.epochs,
-                stop_at_budget=True,
-                **common,
-            )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="delta")  # warned of already
+                made = self.engine.make_private_with_epsilon(
+                    target_epsilon=settings.epsilon,
+                    target_delta=settings.delta,
+                    epochs=settings.epochs,
+                    stop_at_budget=True,
+                    **common,
+                )
         else:
             made = self.engine.make_private(noise_multiplier=settings.noise_multiplier, **common)
         self.model, self.private, loader = made
@@ -145,7 +151,7 @@ class Ours(Method):
 
     def epsilon(self) -> float:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a delta above 1/N it was warned when the noise was calibrated
+            warnings.simplefilter("ignore")  # of a delta above 1/N it was warned at the start
             return self.engine.get_epsilon(self._settings.delta)
 
     def facts(self) -> dict[str, Any]:
@@ -302,6 +308,7 @@ def _refuse_for_opacus(settings: Settings) -> None:
         "relation": str(settings.relation) != "add_or_remove_one",
         "physical_batch_size": settings.physical_batch_size is not None,
         "unsafe_diagnostics": settings.unsafe_diagnostics,
+        "noise_multiplier 0": settings.noise_multiplier == 0,
     }
     if asked := [name for name, is_asked in unavailable.items() if is_asked]:
         raise SettingsError(f"method opacus does not have {', '.join(asked)} here: leave out, or use method dpsgd")

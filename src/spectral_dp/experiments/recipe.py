@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -302,20 +302,6 @@ def _settings(values: Mapping[str, Any], where: str) -> Settings:
     try:
         models.entry(settings.model)
         catalog.find(settings.dataset)
-        return _relevant(settings).resolved()
+        return settings.relevant().resolved()
     except ValueError as error:
         raise RecipeError(f"{where}: {error}") from error
-
-
-def _relevant(settings: Settings) -> Settings:
-    """Takes back to their defaults the settings that the method does not use: runs that are the same look the same."""
-    unused = {"spectral": (), "nonprivate": ("Spectral-DP", "Privacy")}.get(settings.method, ("Spectral-DP",))
-    defaults = Settings()
-    return replace(
-        settings,
-        **{
-            f.name: getattr(defaults, f.name)
-            for f in fields(settings)
-            if f.metadata["group"] in unused and f.name != "method"
-        },
-    )

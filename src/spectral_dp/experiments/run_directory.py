@@ -54,10 +54,10 @@ class RunDirectory:
 
     @contextmanager
     def claimed(self, settings: Settings, *, resume: bool) -> Iterator[None]:
-        """Begins or resumes a run here, alone: nothing is written if the directory holds something else."""
+        """Lets a run begin or go on here, alone; nothing is written if the directory holds something else."""
         if self.exists:
             self._check_resumable(settings, resume)
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - {".lock"}):
             raise RunDirectoryError(f"{self.path} exists and is no run of spectral-dp: choose another directory")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -69,9 +69,12 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the system however the process ends
             except BlockingIOError as error:
                 raise RunDirectoryError(f"another process is training in {self.path}: wait for it") from error
-            if not self.exists:
-                write_json(self.config, settings.to_dict())
             yield
+
+    def begin(self, settings: Settings) -> None:
+        """Writes down the settings, once they are known to work; a directory that is resumed has them."""
+        if not self.exists:
+            write_json(self.config, settings.to_dict())
 
     def settings(self) -> Settings:
         """Returns the settings of the run."""
@@ -85,15 +88,29 @@ class RunDirectory:
             return []
         try:
             lines = self.metrics_file.read_text().split("\n")
-            return [json.loads(line) for line in lines[:-1]]  # the last piece is empty, or an incomplete line
+            rows = [json.loads(line) for line in lines[:-1]]  # the last piece is empty, or an incomplete line
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunDirectoryError(f"{self.metrics_file} is damaged: {error}") from error
+        if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+            raise RunDirectoryError(f"{self.metrics_file} is damaged: it has a line that is no evaluation")
+        return rows
 
-    def keep_metrics(self, up_to_step: int) -> list[dict[str, Any]]:
-        """Drops evaluations of steps that no checkpoint knows; returns the others."""
-        kept = [row for row in self.metrics() if row["step"] <= up_to_step]
-        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
-        return kept
+    def checked_metrics(self, checkpoint_step: int | None) -> list[dict[str, Any]]:
+        """Returns the evaluations so far, without a line that was cut off, if the checkpoint accounts for them.
+
+        Checkpoints are written before anything is told of a step. So if more is known than the checkpoint says, it was
+        lost or replaced, and going on from it would forget what was released.
+        """
+        rows = self.metrics()
+        known = max((row["step"] for row in rows), default=None)
+        if known is not None and (checkpoint_step is None or known > checkpoint_step):
+            there = "is gone" if checkpoint_step is None else f"is of step {checkpoint_step}"
+            raise RunDirectoryError(
+                f"{self.path} has evaluations up to step {known}, but its checkpoint {there}: going on would forget "
+                "what these steps released. Put the last checkpoint back, or begin a new run in another directory"
+            )
+        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+        return rows
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Appends an evaluation."""
@@ -111,7 +128,9 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any]:
         """Returns the result of a finished run."""
-        result: dict[str, Any] = self.read(self.summary_file)
+        result = self.read(self.summary_file)
+        if not isinstance(result, dict):
+            raise RunDirectoryError(f"{self.summary_file} is damaged: it holds a {type(result).__name__}")
         return result
 
     def _check_resumable(self, settings: Settings, resume: bool) -> None:

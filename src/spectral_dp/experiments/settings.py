@@ -157,6 +157,11 @@ class Settings:
         for name in ("shift", "weight_decay", "validation_size"):
             _require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
         _require("delta", self.delta, 0 < self.delta < 1, "between 0 and 1")
+        _require("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2^31 - 1")
+        if self.optimizer == "adam" and self.momentum:
+            raise SettingsError(f"momentum {self.momentum} is SGD's: leave it out with adam, which has its own")
+        if self.noise_allocation == "optimal" and self.clipping != "per_layer":
+            raise SettingsError(f"noise_allocation optimal needs clipping per_layer, not {self.clipping}")
         if self.noise_multiplier is not None:
             _require("noise_multiplier", self.noise_multiplier, self.noise_multiplier >= 0, "at least 0")
         ratios = {"conv_ratio": self.conv_ratio, "linear_ratio": self.linear_ratio, **self.layer_ratios}
@@ -167,6 +172,19 @@ class Settings:
     def is_private(self) -> bool:
         """Whether the method is a private one."""
         return self.method != "nonprivate"
+
+    def relevant(self) -> Self:
+        """Returns the settings with those that the method does not use at their defaults."""
+        unused = {"spectral": (), "nonprivate": ("Spectral-DP", "Privacy")}.get(self.method, ("Spectral-DP",))
+        defaults = type(self)()
+        return replace(
+            self,
+            **{
+                f.name: getattr(defaults, f.name)
+                for f in fields(self)
+                if f.metadata["group"] in unused and f.name != "method"
+            },
+        )
 
     def resolved(self) -> Self:
         """Returns the settings with every default that depends on others filled in."""

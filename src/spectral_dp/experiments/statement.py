@@ -42,6 +42,10 @@ NOT_COVERED = (
     "settings chosen by looking at results on the same private data (each look costs privacy that is not counted)",
 )
 UNSAFE = "this run recorded diagnostics of the raw private data (metrics under 'unsafe'): they are NOT to be published"
+GENERATOR = (
+    "Opacus drew noise and batches from torch's generator, which has 2^32 seeds: whoever tries them all can remove the "
+    "noise. Its secure mode was not used"
+)
 SEEDED = (
     "noise and batches were drawn from a seed for the sake of reproducibility: whoever knows the seed can remove the "
     "noise, so this run is NOT private; it shows what a private run with these settings gives"
@@ -52,40 +56,47 @@ def provenance() -> dict[str, Any]:
     """Returns the versions that made a result, and the commit where the package lies in a git repository."""
     found = {"spectral_dp": __version__, "torch": torch.__version__}
     try:
-        here = Path(__file__).parent
-        ask = ["git", "-C", str(here)]
+        package = Path(__file__).parents[1]
+        ask = ["git", "-C", str(package)]
         commit = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         tracked = subprocess.run([*ask, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
         if commit.returncode == 0 and tracked.returncode == 0:
-            changed = subprocess.run([*ask, "diff", "--quiet", "HEAD", "--", "."], capture_output=True, timeout=10)
-            found["commit"] = commit.stdout.strip() + ("" if changed.returncode == 0 else " with changes")
+            changed = subprocess.run([*ask, "status", "--porcelain", "--", "."], capture_output=True, timeout=10)
+            found["commit"] = commit.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
     except (OSError, subprocess.TimeoutExpired):
         pass  # no git: the version must do
     return found
 
 
-def privacy_statement(settings: Settings, method: Method) -> dict[str, Any]:
-    """Returns the statement as plain values."""
+def privacy_statement(settings: Settings, method: Method, made_by: dict[str, Any]) -> dict[str, Any]:
+    """Returns the statement as plain values; ``made_by`` is the :func:`provenance` of the run."""
     if not settings.is_private:
-        return {"private": False, "mechanism": "none: ordinary training", "not_covered": [], "made_by": provenance()}
-    epsilon = method.epsilon()
+        nothing: dict[str, Any] = {"warnings": [], "not_covered": [], "made_by": made_by}
+        return {"private": False, "mechanism": "none: ordinary training"} | nothing
+    epsilon, facts = method.epsilon(), method.facts()
     assert epsilon is not None
     finite = epsilon < float("inf")
     warnings = [SEEDED] * settings.reproducible + [UNSAFE] * settings.unsafe_diagnostics
     if not finite:
         warnings.append("without noise nothing is guaranteed: epsilon is infinite")
+    records = facts["expected_batch_size"] / facts["sample_rate"]
+    protects = settings.delta * records < 1
+    if not protects:
+        warnings.append(f"delta {settings.delta:g} is not below one over the number of records: it protects nobody")
+    if settings.method == "opacus" and not settings.reproducible:
+        warnings.append(GENERATOR)
     return {
-        "private": finite and not settings.reproducible,
+        "private": finite and protects and not settings.reproducible,
         "mechanism": _NAMES[settings.method],
         "epsilon": epsilon if finite else None,
         "delta": settings.delta,
         "max_grad_norm": settings.max_grad_norm,
         "sampling": "Poisson: every record takes part in every step with the sample rate, independently",
-        **method.facts(),
+        **facts,
         "covers": "all weights the run passed through, and whatever is computed from them",
         "not_covered": list(NOT_COVERED),
         "warnings": warnings,
-        "made_by": provenance(),
+        "made_by": made_by,
     }
 
 

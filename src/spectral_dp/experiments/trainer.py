@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,7 +72,9 @@ def run(
         if directory.is_finished:
             return directory.summary()
         with stop_requests() as is_stopped:
-            return Trainer(settings, directory, dataset, show, is_stopped).run()
+            trainer = Trainer(settings, directory, dataset, show, is_stopped)
+            directory.begin(settings)  # only now: settings that were refused must not bind the directory
+            return trainer.run()
 
 
 def load_data(settings: Settings) -> ImageDataset:
@@ -139,7 +141,9 @@ class Trainer:
         self._averaged = (
             AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(settings.average)) if settings.average else None
         )
-        self._seconds = 0.0  # of earlier processes of this run
+        self._seconds = self._step_seconds = 0.0  # in all, and of training steps alone; with earlier processes
+        self._made_by = provenance()  # now: the code may have changed by the end of a long run
+        self._augmentation: torch.Generator | None = None
         self._losses: list[float] = []
         self._epsilon = self.method.epsilon()
         self._accuracy: float | None = None
@@ -153,7 +157,6 @@ class Trainer:
         while self.method.epoch < self.settings.epochs:
             self._train_epoch()
             if self._is_to_evaluate():
-                write_json(self.directory.layers, layer_facts(self.method))
                 self._save()  # before the evaluation is recorded: what is known of a step was accounted for
                 self._evaluate()
         return self._finish()
@@ -169,6 +172,7 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         self.model.train()
+        began = time.perf_counter()
         for batch in self.method.batches():
             self._set_learning_rate()
             images, labels = self._prepared(batch)
@@ -181,8 +185,10 @@ class Trainer:
             if not batch.is_last:
                 continue
             self.step += 1
+            self._augmentation = None
             if self._averaged is not None:
                 self._averaged.update_parameters(self.model)
+            self._step_seconds += time.perf_counter() - began
             if self._accounting.is_due:
                 with self._accounting.paid():
                     self._epsilon = self.method.epsilon()
@@ -191,14 +197,18 @@ class Trainer:
                 self._save()
             if self._is_stopped():
                 self._stop()
+            began = time.perf_counter()
 
     def _prepared(self, batch: methods.Batch) -> tuple[Tensor, Tensor]:
         """Augments and normalises; views of a sample lie next to each other."""
         images, labels = batch.images, batch.labels
         settings = self.settings
         if settings.views > 1 or settings.flip or settings.shift:
-            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
-            images = random_views(images, settings.views, flip=settings.flip, shift=settings.shift, generator=generator)
+            if self._augmentation is None:  # one for a logical step, whatever parts it comes in
+                self._augmentation = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
+            images = random_views(
+                images, settings.views, flip=settings.flip, shift=settings.shift, generator=self._augmentation
+            )
             labels = labels.repeat_interleave(settings.views)
         return self.dataset.normalise(images.to(settings.device)), labels.to(settings.device)
 
@@ -214,6 +224,8 @@ class Trainer:
             group["lr"] = self.settings.learning_rate * factor
 
     def _evaluate(self) -> None:
+        with suppress(RuntimeError):  # spectra of the paper's signal support have no size before the first step
+            write_json(self.directory.layers, layer_facts(self.method))
         self._epsilon = self.method.epsilon()
         loss, self._accuracy = evaluate(self._result(), self.dataset, self.settings.device)
         row: dict[str, Any] = {
@@ -245,7 +257,11 @@ class Trainer:
         return self._averaged.module if self._averaged is not None else self.model
 
     def _save(self) -> None:
-        extra: dict[str, Any] = {"step": self.step, "seconds": self.seconds}
+        extra: dict[str, Any] = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "step_seconds": self._step_seconds,
+        }
         if self._averaged is not None:
             extra["average"] = self._averaged.state_dict()
         self.method.save(self.directory.checkpoint, extra)
@@ -254,13 +270,14 @@ class Trainer:
     def _resume(self) -> None:
         self._started = self._saved = time.perf_counter()
         if not self.directory.checkpoint.exists():
-            self.directory.keep_metrics(up_to_step=0)
+            self.directory.checked_metrics(None)
             return
         extra = self.method.load(self.directory.checkpoint)
-        self.step, self._seconds = int(extra["step"]), float(extra["seconds"])
+        self.step = int(extra["step"])
+        self._seconds, self._step_seconds = float(extra["seconds"]), float(extra["step_seconds"])
         if self._averaged is not None:
             self._averaged.load_state_dict(extra["average"])
-        rows = self.directory.keep_metrics(up_to_step=self.step)
+        rows = self.directory.checked_metrics(self.step)
         self._accuracy = rows[-1]["heldout_accuracy"] if rows else None
         self._epsilon = self.method.epsilon()
         between_epochs = self.step == self.method.epoch * self.method.steps_per_epoch > 0
@@ -270,13 +287,13 @@ class Trainer:
     def _stop(self) -> None:
         if self.method.resumes_within_epochs:
             self._save()
-        kept = "" if self.method.resumes_within_epochs else " (its last complete epoch is kept)"
+        kept = "" if self.method.resumes_within_epochs else " (it goes on from its last evaluation)"
         raise Interrupted(f"stopped at step {self.step} of {self.steps}{kept}")
 
     def _finish(self) -> dict[str, Any]:
-        statement = privacy_statement(self.settings, self.method)
+        statement = privacy_statement(self.settings, self.method, self._made_by)
         write_statement(statement, self.directory.path)
-        weights = {name: value.contiguous().cpu() for name, value in _plain_state(self._result()).items()}
+        weights = {name: value.cpu().clone() for name, value in _plain_state(self._result()).items()}  # ties undone
         with whole_file(self.directory.weights) as file:
             file.write(safetensors_bytes(weights))
         rows = self.directory.metrics()
@@ -287,6 +304,8 @@ class Trainer:
             "seed": self.settings.seed,
             "heldout_accuracy": rows[-1]["heldout_accuracy"],
             "best_heldout_accuracy": max(row["heldout_accuracy"] for row in rows),
+            "private": statement["private"],
+            "warnings": statement["warnings"],
             "epsilon": statement.get("epsilon"),
             "delta": self.settings.delta if self.settings.is_private else None,
             "noise_multiplier": statement.get("noise_multiplier"),
@@ -295,8 +314,9 @@ class Trainer:
             "steps": self.step,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "seconds": round(self.seconds, 3),
+            "step_seconds": round(self._step_seconds, 3),
             "peak_memory_mb": round(_peak_memory_mb(), 1),
-            "made_by": provenance(),
+            "made_by": self._made_by,
         }
         draw_run(self.directory)
         if self._tensorboard is not None:

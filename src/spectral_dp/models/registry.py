@@ -92,6 +92,8 @@ def build(
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     if block_size is None:
+        if dense_layers:
+            raise ValueError(f"without a block_size all layers are dense: leave out dense_layers {list(dense_layers)}")
         return model
     model = convert_linear(model, block_size, last_block_size, skip=dense_layers)
     for layer in model.modules():
