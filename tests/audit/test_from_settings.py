@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from torch import nn
 
 from spectral_dp import audit
 from spectral_dp.audit.from_settings import claim_of, from_run, from_settings
@@ -41,6 +42,13 @@ def test_model_and_filters_are_those_of_training():
     gains = [rule.gains for block in target._chosen.optimizer.gradients.blocks for _, rule in block]
     assert gains[0].count < 25
     assert "PerLayerClipping" in repr(target._chosen.optimizer.clipping)
+
+
+def test_layers_that_stay_dense_are_dense_in_the_audit():
+    """Catches auditing another network than was trained."""
+    target = from_settings(Settings.from_dict({"model": "model1", "batch_size": 64, "noise_multiplier": 1.0}))
+    assert isinstance(target._template.fc1, nn.Linear)
+    assert isinstance(target._template.fc2, BlockCirculantLinear)
 
 
 def test_opacus():

@@ -5,10 +5,11 @@ import pytest
 from spectral_dp import data
 from spectral_dp.experiments import recipe as recipes
 from spectral_dp.experiments import reproduce
+from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.recipe import RecipeError, read_recipe
 from spectral_dp.experiments.settings import SettingsError
 from spectral_dp.experiments.spectral import spectral_config
-from spectral_dp.experiments.trainer import build_model, load_data
+from spectral_dp.experiments.trainer import load_data
 
 SCALES = ("smoke", "cpu", "full")
 
@@ -104,7 +105,8 @@ class TestShipped:
         for settings in {
             reproduce.run_name(s): s for s in reproduce.cells(read_recipe(name, "smoke")).values()
         }.values():
-            model = build_model(settings, load_data(settings))
+            data = load_data(settings)
+            model = build_network(settings, data.input_shape, data.classes)
             config = spectral_config(settings, model, steps=1)
             is_spectral = settings.method == "spectral" and (settings.support == "signal" or filters(settings))
             assert bool(config.spectral(model)) == is_spectral

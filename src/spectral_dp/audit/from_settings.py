@@ -6,14 +6,13 @@ import math
 import os
 from typing import Any
 
-import torch
-
-from spectral_dp import accounting, models
+from spectral_dp import accounting
 from spectral_dp.audit.model_target import ModelTarget
 from spectral_dp.audit.opacus_target import OpacusTarget
 from spectral_dp.audit.spectral_target import SpectralTarget
 from spectral_dp.audit.target import Claim
 from spectral_dp.data import catalog
+from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
@@ -47,15 +46,7 @@ def from_settings(
         side = settings.image_size
         input_shape = (channels, side or height, side or width)
     claim = claim or claim_of(settings, samples)
-    torch.manual_seed(settings.seed)
-    model = models.build(
-        settings.model,
-        input_shape=input_shape,
-        classes=classes or recipe.classes,
-        activation=settings.activation,
-        block_size=settings.block_size or None,
-        last_block_size=settings.last_block_size,
-    )
+    model = build_network(settings, input_shape, classes or recipe.classes)
     name = f"{settings.model} ({settings.method})"
     if settings.method == "opacus":
         return OpacusTarget(model, claim, input_shape=input_shape, name=name)

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from spectral_dp import data, models
+from spectral_dp import data
 from spectral_dp.data import ImageDataset, random_views
 from spectral_dp.experiments import methods
 from spectral_dp.experiments.figures import draw_run
 from spectral_dp.experiments.layer_facts import layer_facts
+from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
@@ -102,25 +103,6 @@ def _validated(dataset: ImageDataset, size: int) -> ImageDataset:
     )
 
 
-def build_model(settings: Settings, dataset: ImageDataset) -> nn.Module:
-    """Returns the freshly initialised network of a run, by its seed."""
-    torch.manual_seed(settings.seed)
-    model = models.build(
-        settings.model,
-        input_shape=dataset.input_shape,
-        classes=dataset.classes,
-        activation=settings.activation,
-        block_size=settings.block_size or None,
-        last_block_size=settings.last_block_size,
-        dense_layers=settings.dense_layers,
-    )
-    try:
-        return model.to(settings.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"cannot use device {settings.device!r} ({reason}): use cpu") from error
-
-
 class Trainer:
     """The loop of a run and its state."""
 
@@ -134,7 +116,7 @@ class Trainer:
     ) -> None:
         self.settings, self.directory, self.dataset = settings, directory, dataset
         self._show, self._is_stopped = show, is_stopped
-        self.method = methods.start(settings, build_model(settings, dataset), dataset)
+        self.method = methods.start(settings, build_network(settings, dataset.input_shape, dataset.classes), dataset)
         self.model = self.method.model
         self.steps = settings.epochs * self.method.steps_per_epoch
         self.step = 0

@@ -1,0 +1,28 @@
+"""From the settings of a run to its network."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from spectral_dp import models
+from spectral_dp.experiments.settings import Settings, SettingsError
+
+
+def build_network(settings: Settings, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Returns the freshly initialised network of a run, by its seed, on its device."""
+    torch.manual_seed(settings.seed)
+    model = models.build(
+        settings.model,
+        input_shape=input_shape,
+        classes=classes,
+        activation=settings.activation,
+        block_size=settings.block_size or None,
+        last_block_size=settings.last_block_size,
+        dense_layers=settings.dense_layers,
+    )
+    try:
+        return model.to(settings.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"cannot use device {settings.device!r} ({reason}): use cpu") from error
