@@ -283,7 +283,7 @@ class TestOneRecordCountsOnce:
 
     @pytest.fixture(autouse=True)
     def _all_records_in_every_batch(self, monkeypatch):
-        monkeypatch.setattr("test_engine.BATCH", 2)
+        monkeypatch.setitem(globals(), "BATCH", 2)
 
     def step(self, model, optimizer, x, y):
         optimizer.zero_grad()
