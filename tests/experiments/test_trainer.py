@@ -316,7 +316,7 @@ def test_the_validation_part_is_not_trained_on(tiny):
     assert len(data.test_images) == 300
     together = torch.cat([data.train_images, data.test_images]).flatten(1)
     assert torch.equal(together.double().sum(0), whole.train_images.flatten(1).double().sum(0))
-    with pytest.raises(SettingsError, match="leaves nothing"):
+    with pytest.raises(ValueError, match="take 1 to 1436 of them, got 1000000"):
         trainer.load_data(tiny(validation_size=10**6))
 
 

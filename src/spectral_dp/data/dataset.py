@@ -74,6 +74,25 @@ class ImageDataset:
             test_labels=self.test_labels[kept_test],
         )
 
+    def with_validation(self, size: int) -> ImageDataset:
+        """Puts a fixed random part of the training samples in the place of the test set, for choosing settings.
+
+        Raises:
+            DataError: Nothing would be left to train on, or to validate with.
+        """
+        samples = len(self.train_labels)
+        if not 1 <= size < samples:
+            raise DataError(f"{self.name} has {samples} training samples: take 1 to {samples - 1} of them, got {size}")
+        order = _public_order(samples)
+        held, kept = order[:size], order[size:]
+        return replace(
+            self,
+            train_images=self.train_images[kept],
+            train_labels=self.train_labels[kept],
+            test_images=self.train_images[held],
+            test_labels=self.train_labels[held],
+        )
+
     def resized(self, size: int) -> ImageDataset:
         """Scales the images to ``size`` x ``size`` (bilinear, antialiased), still uint8.
 
@@ -91,10 +110,15 @@ def _kept(name: str, split: str, samples: int, wanted: int | None) -> Tensor | s
         return slice(None)
     if not 1 <= wanted <= samples:
         raise DataError(f"{name} has {samples} {split} samples: ask for 1 to {samples} of them, got {wanted}")
+    return _public_order(samples)[:wanted]
+
+
+def _public_order(samples: int) -> Tensor:
+    """A permutation that depends on the number of samples alone."""
     # Python fixes the sequence of random() for a seed for all time; torch and numpy do not fix their permutations.
     source = random.Random(0)
     rank = [source.random() for _ in range(samples)]
-    return torch.tensor(sorted(range(samples), key=rank.__getitem__)[:wanted])
+    return torch.tensor(sorted(range(samples), key=rank.__getitem__))
 
 
 def _resize(images: Tensor, size: int) -> Tensor:

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from spectral_dp.experiments.figures import draw_run
 from spectral_dp.experiments.layer_facts import layer_facts
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
-from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.settings import Settings
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
 from spectral_dp.files import whole_file, write_json
 
@@ -82,25 +82,9 @@ def load_data(settings: Settings) -> ImageDataset:
     """Returns the data set of a run."""
     dataset = data.load(settings.dataset, path=settings.data_path)
     if settings.validation_size:
-        dataset = _validated(dataset, settings.validation_size)
+        dataset = dataset.with_validation(settings.validation_size)
     dataset = dataset.subset(settings.train_size, settings.test_size)
     return dataset.resized(settings.image_size) if settings.image_size else dataset
-
-
-def _validated(dataset: ImageDataset, size: int) -> ImageDataset:
-    """Puts a fixed random part of the training set in the place of the test set."""
-    records = len(dataset.train_images)
-    if size >= records:
-        raise SettingsError(f"validation_size {size} leaves nothing of {records} samples to train on: lower it")
-    order = torch.randperm(records, generator=torch.Generator().manual_seed(0))
-    held, kept = order[:size], order[size:]
-    return replace(
-        dataset,
-        train_images=dataset.train_images[kept],
-        train_labels=dataset.train_labels[kept],
-        test_images=dataset.train_images[held],
-        test_labels=dataset.train_labels[held],
-    )
 
 
 class Trainer:
@@ -120,6 +104,7 @@ class Trainer:
         self.model = self.method.model
         self.steps = settings.epochs * self.method.steps_per_epoch
         self.step = 0
+        self._has_stepped = False  # in this process; only then is the size of every spectrum known
         self._averaged = (
             AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(settings.average)) if settings.average else None
         )
@@ -167,6 +152,7 @@ class Trainer:
             if not batch.is_last:
                 continue
             self.step += 1
+            self._has_stepped = True
             self._augmentation = None
             if self._averaged is not None:
                 self._averaged.update_parameters(self.model)
@@ -206,8 +192,7 @@ class Trainer:
             group["lr"] = self.settings.learning_rate * factor
 
     def _evaluate(self) -> None:
-        with suppress(RuntimeError):  # spectra of the paper's signal support have no size before the first step
-            write_json(self.directory.layers, layer_facts(self.method))
+        self._write_layers()
         self._epsilon = self.method.epsilon()
         loss, self._accuracy = evaluate(self._result(), self.dataset, self.settings.device)
         row: dict[str, Any] = {
@@ -227,6 +212,12 @@ class Trainer:
                 if row[name] is not None:
                     self._tensorboard.add_scalar(name, row[name], self.step)
         self._show(self._progress())
+
+    def _write_layers(self) -> None:
+        if self._has_stepped:
+            write_json(self.directory.layers, layer_facts(self.method))
+        elif not self.directory.layers.exists():  # killed before it was written; what is not known yet is left out
+            write_json(self.directory.layers, [])
 
     def _unsafe(self) -> dict[str, float]:
         found = {"training_loss": sum(self._losses) / len(self._losses)} if self._losses else {}
