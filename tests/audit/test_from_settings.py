@@ -51,6 +51,14 @@ def test_layers_that_stay_dense_are_dense_in_the_audit():
     assert isinstance(target._template.fc2, BlockCirculantLinear)
 
 
+def test_bounds_of_single_layers():
+    bounds = [0.1, 0.2, 0.3, 0.4, 0.5]
+    settings = Settings.from_dict({**SMALL, "clipping": "per_layer", "layer_norms": bounds})
+    target = from_settings(settings)
+    assert target.claim.max_grad_norm == pytest.approx(0.55**0.5)
+    assert "0.5" in repr(target._chosen.optimizer.clipping)
+
+
 def test_opacus():
     pytest.importorskip("opacus")
     assert isinstance(from_settings(Settings.from_dict({**SMALL, "method": "opacus"})), audit.OpacusTarget)

@@ -36,6 +36,8 @@ def test_toml_with_dashes_and_tables(tmp_path):
         ({"layer_ratios": {"fc1": 2}}, r"fc1 must be in \[0, 1\)"),
         ({"layer_ratios": ["fc1"]}, "layer_ratios must map layer names to numbers"),
         ({"epsilon": 2, "noise_multiplier": 1}, "epsilon or noise_multiplier, not both"),
+        ({"layer_norms": ["a"]}, "layer_norms must be a list of numbers"),
+        ({"layer_norms": [1]}, "layer_norms needs clipping per_layer, not flat"),
         ({"momentum": 1}, r"momentum must be in \[0, 1\)"),
         ({"noise_multiplier": -1}, "noise_multiplier must be at least 0"),
         ({"learning_rate": float("inf")}, "learning_rate must be finite"),

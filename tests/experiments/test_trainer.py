@@ -329,6 +329,16 @@ def test_schedules(tmp_path, tiny, schedule):
     )
 
 
+def test_bounds_of_single_layers(tmp_path, tiny):
+    _, directory = run(tmp_path, tiny(clipping="per_layer", layer_norms=[0.3, 0.4], epochs=1))
+    statement = directory.read(directory.privacy)
+    assert statement["max_grad_norm"] == pytest.approx(0.5)  # what one record can do in all
+    assert "(0.3, 0.4)" in statement["clipping"]
+    assert [layer["noise_std"] for layer in directory.read(directory.layers)] == [pytest.approx(1.0 * 0.5 / 50)] * 4
+    with pytest.raises(ValueError, match="bounds"):
+        run(tmp_path, tiny(clipping="per_layer", layer_norms=[0.3], epochs=1), "wrong")
+
+
 def test_impossible_settings(tmp_path, tiny):
     with pytest.raises(SettingsError, match="batch_size 500 exceeds the 200 training samples"):
         run(tmp_path, tiny(batch_size=500), "a")

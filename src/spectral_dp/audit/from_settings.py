@@ -56,6 +56,7 @@ def from_settings(
         input_shape=input_shape,
         spectral=spectral_config(settings, model, claim.steps),
         clipping=settings.clipping,
+        max_grad_norm=settings.layer_norms or settings.max_grad_norm,
         noise_allocation=settings.noise_allocation,
         max_physical_batch_size=min(settings.physical_batch_size or 64, 64),
         name=name,
@@ -93,7 +94,7 @@ def from_run(directory: str | os.PathLike[str]) -> ModelTarget:
 def _claim(settings: Settings, sigma: float, rate: float, steps: int, stated: float | None) -> Claim:
     return Claim(
         noise_multiplier=sigma,
-        max_grad_norm=settings.max_grad_norm,
+        max_grad_norm=settings.sensitivity_bound,
         expected_batch_size=settings.batch_size,
         sample_rate=rate,
         steps=steps,

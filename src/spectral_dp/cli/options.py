@@ -101,6 +101,8 @@ def _flag(name: str, metadata: Any) -> inspect.Parameter:
         annotation, flag = bool | None, f"{flag}/--no-{flag[2:]}"
     elif name == "layer_ratios":
         annotation, flag, options["metavar"] = list[str] | None, "--layer-ratio", "NAME=RATIO"
+    elif name == "layer_norms":
+        annotation, flag, options["metavar"] = list[float] | None, "--layer-norm", "C"
     elif name == "dense_layers":
         annotation, flag, options["metavar"] = list[str] | None, "--dense-layer", "NAME"
     else:

@@ -117,7 +117,7 @@ class Ours(Method):
             "data_loader": DataLoader(
                 TensorDataset(data.train_images, data.train_labels), batch_size=settings.batch_size
             ),
-            "max_grad_norm": settings.max_grad_norm,
+            "max_grad_norm": settings.layer_norms or settings.max_grad_norm,
             "clipping": settings.clipping,
             "noise_allocation": settings.noise_allocation,
             "spectral": self.spectral,

@@ -80,6 +80,11 @@ class Settings:
     clipping: Literal["flat", "per_layer", "automatic"] = _option(
         "flat", "Clip all layers together, each by itself (C in total), or normalise.", group="Privacy"
     )
+    layer_norms: list[float] = _option(
+        [],
+        "Bound of one layer, in their order, in place of --max-grad-norm with per_layer clipping. Repeat for each.",
+        group="Privacy",
+    )
     noise_allocation: Literal["uniform", "optimal"] = _option(
         "uniform", "With per_layer clipping: the same noise everywhere, or the least in total.", group="Privacy"
     )
@@ -160,6 +165,8 @@ class Settings:
         _require("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2^31 - 1")
         if self.optimizer == "adam" and self.momentum:
             raise SettingsError(f"momentum {self.momentum} is SGD's: leave it out with adam, which has its own")
+        if self.layer_norms and self.clipping != "per_layer":
+            raise SettingsError(f"layer_norms needs clipping per_layer, not {self.clipping}")
         if self.noise_allocation == "optimal" and self.clipping != "per_layer":
             raise SettingsError(f"noise_allocation optimal needs clipping per_layer, not {self.clipping}")
         if self.noise_multiplier is not None:
@@ -167,6 +174,11 @@ class Settings:
         ratios = {"conv_ratio": self.conv_ratio, "linear_ratio": self.linear_ratio, **self.layer_ratios}
         for name, ratio in ratios.items():
             _require(name, ratio, ratio is None or 0 <= ratio < 1, "in [0, 1): the fraction to drop")
+
+    @property
+    def sensitivity_bound(self) -> float:
+        """How far one record can move the clipped sum: C, or the root of the sum of squares of the layers' bounds."""
+        return math.hypot(*self.layer_norms) if self.layer_norms else self.max_grad_norm
 
     @property
     def is_private(self) -> bool:
@@ -278,9 +290,12 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
             return {str(k): float(v) for k, v in value.items()}
         raise SettingsError(f"{name} must map layer names to numbers, got {value!r}")
     if typing.get_origin(kind) is list:
-        if isinstance(value, list) and all(isinstance(v, str) for v in value):
-            return list(value)
-        raise SettingsError(f"{name} must be a list of layer names, got {value!r}")
+        element = typing.get_args(kind)[0]
+        accepted = (int, float) if element is float else (str,)
+        if isinstance(value, list) and all(type(v) in accepted for v in value):
+            return [element(v) for v in value]
+        what = "numbers" if element is float else "layer names"
+        raise SettingsError(f"{name} must be a list of {what}, got {value!r}")
     if type(value) is not kind:
         raise SettingsError(f"{name} must be of type {kind.__name__}, got {value!r}")
     return value

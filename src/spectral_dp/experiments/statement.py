@@ -90,7 +90,7 @@ def privacy_statement(settings: Settings, method: Method, made_by: dict[str, Any
         "mechanism": _NAMES[settings.method],
         "epsilon": epsilon if finite else None,
         "delta": settings.delta,
-        "max_grad_norm": settings.max_grad_norm,
+        "max_grad_norm": settings.sensitivity_bound,
         "sampling": "Poisson: every record takes part in every step with the sample rate, independently",
         **facts,
         "covers": "all weights the run passed through, and whatever is computed from them",
