@@ -18,8 +18,9 @@ SIZES = [(16, 16), (21, 14), (23, 17), (30, 4), (5, 33)]
 
 @pytest.fixture(params=PATHS)
 def path(request, monkeypatch):
-    """Each way to compute the layer, whatever it would choose by itself."""
+    """Each way to compute the layer, whatever it would choose by itself, and two rows of input at a time."""
     dense, short = PATHS[request.param]
+    monkeypatch.setattr(layers, "ROWS", 2)
     monkeypatch.setattr(layers, "_prefers_dense", lambda *_: dense)
     monkeypatch.setattr(layers, "SHORT_BLOCK", short)
     return request.param

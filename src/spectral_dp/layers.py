@@ -37,6 +37,9 @@ from spectral_dp.transforms import get_transform
 #: (measured by ``benchmarks/bench_block_circulant.py --paths``, as is the rule in ``_prefers_dense``).
 SHORT_BLOCK = 32
 
+#: How many rows of input are taken at a time: what is in between stays in cache.
+ROWS = 1024
+
 
 class BlockCirculantLinear(nn.Module):
     """A linear layer whose matrix is made of circulant blocks: ``d`` times fewer parameters than a dense one.
@@ -86,10 +89,13 @@ class BlockCirculantLinear(nn.Module):
         full_precision = self.weight.dtype in (torch.float32, torch.float64) and not autocast
         if not full_precision or not x.numel() or _prefers_dense(*self.weight.shape):
             return F.linear(x, self._dense_weight(), self.bias)
-        blocks = to_blocks(x.reshape(-1, self.in_features), self.block_size)
-        y = (_short_blocks if self.block_size <= SHORT_BLOCK else _long_blocks)(blocks, self.weight)
-        y = y.flatten(1)[:, : self.out_features].reshape(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias
+        product = (_short_blocks if self.block_size <= SHORT_BLOCK else _long_blocks)(self.weight)
+        parts = []
+        for rows in x.reshape(-1, self.in_features).split(ROWS):
+            y = product(to_blocks(rows, self.block_size)).flatten(1)[:, : self.out_features]
+            parts.append(y if self.bias is None else y + self.bias)
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return y.reshape(*x.shape[:-1], self.out_features)
 
     def to_dense(self) -> nn.Linear:
         """Returns a dense layer that computes the same."""
@@ -204,16 +210,22 @@ def to_blocks(t: Tensor, d: int) -> Tensor:
     return (F.pad(t, (0, -t.shape[-1] % d)) if t.shape[-1] % d else t).unflatten(-1, (-1, d))
 
 
-def _short_blocks(x: Tensor, w: Tensor) -> Tensor:
+def _short_blocks(w: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product with ``w`` in real coordinates: ``(N, q, d) -> (N, p, d)``."""
     A, V, C = bilinear(Band.of(w.shape[-1], range(w.shape[-1] // 2 + 1)), w.dtype, w.device)
-    products = torch.bmm(on_blocks(A, x).transpose(0, 1), on_blocks(V, w).permute(1, 2, 0))  # (R, N, p)
-    return products.permute(1, 2, 0) @ C
+    W = on_blocks(V, w).permute(1, 2, 0)  # (R, q, p)
+    return lambda x: torch.bmm(on_blocks(A, x).transpose(0, 1), W).permute(1, 2, 0) @ C
 
 
-def _long_blocks(x: Tensor, w: Tensor) -> Tensor:
-    X, W = torch.fft.rfft(x, norm="ortho").permute(2, 0, 1), torch.fft.rfft(w).permute(2, 1, 0)
-    Y = torch.bmm(X, W.conj().resolve_conj()).permute(1, 2, 0)  # products with lazy conjugates are slow
-    return torch.fft.irfft(Y, n=w.shape[-1], norm="ortho")
+def _long_blocks(w: Tensor) -> Callable[[Tensor], Tensor]:
+    """The same by FFT."""
+    W = torch.fft.rfft(w).permute(2, 1, 0).conj().resolve_conj()  # products with lazy conjugates are slow
+
+    def product(x: Tensor) -> Tensor:
+        Y = torch.bmm(torch.fft.rfft(x, norm="ortho").permute(2, 0, 1), W).permute(1, 2, 0)
+        return torch.fft.irfft(Y, n=w.shape[-1], norm="ortho")
+
+    return product
 
 
 def _prefers_dense(p: int, q: int, d: int) -> bool:

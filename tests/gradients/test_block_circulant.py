@@ -29,10 +29,11 @@ FILTERS = [
 ]
 
 
-@pytest.fixture(params=["matrix", "fft"])
+@pytest.fixture(params=["matrix", "fft", "formed"])
 def path(request, monkeypatch):
-    """Short and long blocks are computed differently; a wrong threshold must never change a value."""
-    monkeypatch.setattr(block_circulant, "SHORT_BLOCK", {"matrix": 10**6, "fft": 0}[request.param])
+    """Short blocks, long blocks and many tokens are computed differently; a wrong choice must never change a value."""
+    monkeypatch.setattr(block_circulant, "SHORT_BLOCK", 0 if request.param == "fft" else 10**6)
+    monkeypatch.setattr(BlockCirculantRule, "_forms", lambda *_: request.param == "formed")
 
 
 def setting(layer, B, tokens=()):
@@ -201,6 +202,32 @@ def test_no_sample_contributes_more_than_the_bound(path, d, filter, T, dtype):
         assert float(torch.stack([z.double().square().sum() for z in moved.values()]).sum().sqrt()) <= C, name
 
 
+def test_control_a_sum_of_other_numbers_than_the_norm_is_caught(monkeypatch):
+    """Formed gradients need no allowance for rounding only because norm and sum are made of the same ones."""
+    answers = iter([True, False] * 1000)
+    monkeypatch.setattr(BlockCirculantRule, "_forms", lambda *_: next(answers))
+
+    def some_draws():
+        for seed in range(20):
+            torch.manual_seed(seed)
+            test_no_sample_contributes_more_than_the_bound(None, 2, LowPass(0.5), 4000, torch.float32)
+
+    with pytest.raises(AssertionError, match="tokens"):
+        some_draws()
+
+
+def test_formed_gradients_are_used_once_and_only_for_their_own_batch(monkeypatch):
+    """Kept too long they would hold memory; kept for another batch they would release the wrong samples."""
+    monkeypatch.setattr(BlockCirculantRule, "_forms", lambda *_: True)
+    layer = layer_of(16, 24, 8)
+    rule = BlockCirculantRule(layer, Spectral(LowPass(0.5)))
+    x, dA, c = setting(layer, 4, (5,))
+    expected = rule.clipped_sum(x, dA, c)["weight"]
+    rule.squared_norms(*setting(layer, 4, (5,))[:2])
+    torch.testing.assert_close(rule.clipped_sum(x, dA, c)["weight"], expected)
+    assert rule._formed is None
+
+
 class Allocations(TorchDispatchMode):
     """Records the elements of every tensor that an operation returns, views apart."""
 
@@ -223,15 +250,30 @@ def allocations(rule, x, dA, c):
     return seen
 
 
+@pytest.mark.parametrize("short_block", [0, 10**6], ids=["fft", "matrix"])
 @pytest.mark.parametrize("tokens", [(), (4,)], ids=str)
-def test_no_per_sample_gradient_is_stored(path, tokens):
+def test_no_per_sample_gradient_is_stored(monkeypatch, tokens, short_block):
     """A per-sample gradient would be B x parameters; what is needed is B x (inputs + outputs)."""
+    monkeypatch.setattr(block_circulant, "SHORT_BLOCK", short_block)
     B, n, m, d = 64, 128, 256, 4
     layer = layer_of(n, m, d)
     x, dA, c = setting(layer, B, tokens)
     seen = allocations(BlockCirculantRule(layer, Spectral(LowPass(0.0))), x, dA, c)
     assert max(seen.sizes) < B * layer.weight.numel() / 4
     assert max(seen.sizes) <= max(2 * dA.numel(), 2 * layer.weight.numel())
+
+
+def test_many_tokens_make_the_gradients_smaller_than_themselves():
+    """Then they are formed, once: one product for every chunk of samples, and nothing larger than the tokens."""
+    layer = layer_of(64, 64, 8)
+    x, dA, c = setting(layer, 64, (64,))
+    rule = BlockCirculantRule(layer, Spectral(LowPass(0.0)))
+    assert rule._forms(dA)
+    assert not rule._forms(dA[:, :1])
+    seen = allocations(rule, x, dA, c)
+    assert max(seen.sizes) <= 2 * dA.numel()
+    transforms, outer, combined = 11 * 2 * dA.numel() / 8, 11 * 64 * layer.weight.numel() / 8, 64 * layer.weight.numel()
+    assert seen.products == transforms + outer + combined
 
 
 def test_dropped_frequencies_cost_nothing():

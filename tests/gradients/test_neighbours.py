@@ -217,7 +217,7 @@ def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
     x = rule.transform.basis((3, 3), dtype=torch.float32)[-1].view(1, 1, 3, 3).repeat(1, 4, 1, 1) * 1e6
     dA = torch.ones(1, 4, 1, 1)
     _, _, geometry = rule._planes(x, dA)
-    norm = conv_norms.gram_squared_norms(x, dA, geometry, rule._projection(dA)).sqrt()
+    norm = conv_norms.gram_squared_norms(x, dA, geometry, rule.projection(dA)).sqrt()
     assert float(norm) >= 9 * torch.finfo(torch.float32).eps * float(x.norm() * dA.norm())
 
 

@@ -9,6 +9,9 @@ Letters of ``layers.py``, and
     ||z_b||²       = d Σ_f w_f a_f² ||Σ_t conj(D_bt(f)) X_bt(f)^t||²       for one token a product of two norms
     Σ_b c_b z_b(f) = √d a_f Σ_bt c_b conj(D_bt(f)) X_bt(f)^t               one matrix product per kept frequency
 
+With many tokens, the samples' gradients in those coordinates are smaller than the tokens that make them: then they are
+formed once, a few samples at a time, and norm and sum are taken of them.
+
 Norm and sum each take their own frequencies: in the paper's order (clip, then filter) the norm counts what the sum
 leaves out. What neither takes is not computed.
 """
@@ -16,13 +19,25 @@ leaves out. What neither takes is not computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, merge_tokens, register, token_norms, weigh
+from spectral_dp.clipping import row_norms
+from spectral_dp.gradients.rule import (
+    Formed,
+    Rule,
+    Spectral,
+    as_tokens,
+    in_chunks,
+    merge_tokens,
+    register,
+    token_norms,
+    weigh,
+    weighted_sum,
+)
 from spectral_dp.layers import SHORT_BLOCK, Band, BlockCirculantLinear, bilinear, on_blocks, to_blocks
 from spectral_dp.transforms import TransformName
 
@@ -62,21 +77,32 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         return merge_tokens(uses)
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        x, dA = self._tokens(x, dA)
+        recorded, (x, dA) = dA, self._tokens(x, dA)
         total = dA.new_zeros(len(dA))
         if self.trains("weight"):
-            total = total + self._powers(x, dA) @ self._norm_weights.to(dA)
+            if self._forms(dA):
+                self._formed = Formed(recorded, list(self._form(x, dA)))
+                total = total + torch.cat([row_norms(z) for z in self._formed.chunks]).square().to(dA.dtype)
+            else:
+                total = total + self._powers(x, dA) @ self._norm_weights.to(dA)
         if self.trains("bias"):
             total = total + torch.linalg.vector_norm(_over_tokens(dA), dim=1).square()
         return total
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        x, dA = self._tokens(x, dA)
+        recorded, (x, dA) = dA, self._tokens(x, dA)
+        formed, self._formed = self._formed, None
         sums = {}
         if self.trains("weight"):
-            block_sum = _short_sum if self.module.block_size <= SHORT_BLOCK else _long_sum
-            total = block_sum(self._kept, *self._blocks(x, dA), c.repeat_interleave(dA.shape[1]))
-            sums["weight"] = total if self.gains is None else self.analyse(total)
+            if self._forms(dA):
+                known = formed is not None and formed.dA is recorded
+                chunks = formed.chunks if formed and known else list(self._form(x, dA))
+                total = weighted_sum(chunks, c.to(dA.dtype)).movedim(0, -1)
+                sums["weight"] = self.kept_of_counted("weight", total)
+            else:
+                block_sum = _short_sum if self.module.block_size <= SHORT_BLOCK else _long_sum
+                total = block_sum(self._kept, *self._blocks(x, dA), c.repeat_interleave(dA.shape[1]))
+                sums["weight"] = total if self.gains is None else self.analyse(total)
         if self.trains("bias"):
             sums["bias"] = c.to(dA.dtype) @ _over_tokens(dA)
         return sums
@@ -85,13 +111,38 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         x, dA = self._tokens(x, dA)
         out = {}
         if self.trains("weight"):
-            (A, V, C), (X, D) = bilinear(self._counted, dA.dtype, dA.device), self._blocks(x, dA)
-            X, D = (t.unflatten(0, dA.shape[:2]) for t in (on_blocks(A, X), on_blocks(C, D)))
-            g = torch.einsum("btri,btrj,rk->bijk", D, X, V)
-            out["weight"] = g if self.gains is None else self.analyse(g, counted=True)
+            out["weight"] = torch.cat(list(self._form(x, dA))).movedim(1, -1)
         if self.trains("bias"):
             out["bias"] = _over_tokens(dA)
         return out
+
+    def _forms(self, dA: Tensor) -> bool:
+        """Whether to form the per-sample gradients: with many tokens they are smaller than what they are made of.
+
+        Prices as measured (two cores, float32), in products of two numbers: to form a gradient takes ``T`` of them and
+        as long as 40 to store each number; the other way takes, for each number that is transformed, 360 and 5 for
+        every token that it meets in the Gram matrices.
+        """
+        (_, T, m), (p, q, d) = dA.shape, self.module.weight.shape
+        products, numbers = len(bilinear(self._counted, dA.dtype, dA.device)[0]) * p * q, T * (q * d + m)
+        if T == 1 or d > SHORT_BLOCK or p * q * d > 2 * numbers:
+            return False
+        return products * (T + 40) < numbers * (360 + 5 * T)
+
+    def _form(self, x: Tensor, dA: Tensor) -> Iterator[Tensor]:
+        """The coordinates of each sample's gradient that count in its norm, in chunks ``(n, M, p, q)``.
+
+        As ``R`` products of the tokens' transforms, of which the coordinates are combinations.
+        """
+        T, (p, q, _) = dA.shape[1], self.module.weight.shape
+        A, V, C = bilinear(self._counted, dA.dtype, dA.device)
+        projection, R = self.projection(dA, counted=True), len(A)
+        combine = V.T if projection is None else projection @ V.T
+        for rows in in_chunks(len(dA), R * (T * (p + q) + p * q), dA):
+            X, D = self._blocks(x[rows], dA[rows])
+            X, D = (t.unflatten(0, (-1, T)) for t in (on_blocks(A, X), on_blocks(C, D)))  # (n, T, R, q), (n, T, R, p)
+            products = D.permute(0, 2, 3, 1).flatten(0, 1) @ X.transpose(1, 2).flatten(0, 1)  # (n R, p, q)
+            yield (combine @ products.view(-1, R, p * q)).unflatten(2, (p, q))
 
     def _powers(self, x: Tensor, dA: Tensor) -> Tensor:
         """``||Σ_t conj(D_bt(f)) X_bt(f)^t||²`` of every counted frequency, ``(B, F)``, rounded up.

@@ -19,14 +19,11 @@ from torch import Tensor, nn
 from spectral_dp.gradients import conv_norms
 from spectral_dp.gradients.conv_norms import ConvGeometry, explicitly_padded
 from spectral_dp.gradients.conv_signal import SignalConvRule
-from spectral_dp.gradients.rule import Rule, Spectral, register
+from spectral_dp.gradients.rule import Formed, Rule, Spectral, register
 
 
 class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
     """Rule of ``nn.Conv1d`` and ``nn.Conv2d``; ``weight`` coefficients are ``(Co, Ci/groups, M)`` where filtered."""
-
-    #: The per-sample gradients formed for the norms, kept for the sum that follows; with the ``dA`` they belong to.
-    _formed: tuple[Tensor, list[Tensor]] | None = None
 
     def coordinate_shape(self) -> tuple[int, ...]:
         return tuple(self.module.kernel_size)
@@ -35,14 +32,14 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         total = dA.new_zeros(len(dA), dtype=self.dtype)
         if self.trains("weight") and len(dA):
             plane, dA_plane, geometry = self._planes(x, dA)
-            projection = self._projection(dA_plane, counted=True)
+            projection = self.projection(dA_plane, counted=True)
             if self.uses_gram(plane, dA_plane, geometry, projection):
                 total = total + conv_norms.gram_squared_norms(plane, dA_plane, geometry, projection)
             else:
                 norms, chunks = conv_norms.sample_gradients(plane, dA_plane, geometry, projection)
                 total = total + norms
                 if self.gains is None or not self.gains.clips_dropped:
-                    self._formed = (dA, chunks)
+                    self._formed = Formed(dA, chunks)
         if self.trains("bias"):
             total = total + _over_positions(dA, total.dtype).square().sum(1)
         return total
@@ -52,12 +49,12 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         formed, self._formed = self._formed, None
         if self.trains("weight"):
             c_weight = c.to(self.dtype)
-            if formed is not None and formed[0] is dA:
-                total = conv_norms.sum_samples(formed[1], c_weight)
+            if formed is not None and formed.dA is dA:
+                total = conv_norms.sum_samples(formed.chunks, c_weight)
             else:
                 plane, dA_plane, geometry = self._planes(x, dA)
-                projection = self._projection(dA_plane)
-                if len(dA) == 0 or self.uses_gram(plane, dA_plane, geometry, self._projection(dA_plane, counted=True)):
+                projection = self.projection(dA_plane)
+                if len(dA) == 0 or self.uses_gram(plane, dA_plane, geometry, self.projection(dA_plane, counted=True)):
                     total = conv_norms.weighted_gradient(plane, dA_plane, c_weight, geometry, projection)
                 else:  # formed again the same way: rounding errors that the norm did not see would not be clipped
                     chunks = conv_norms.sample_gradients(plane, dA_plane, geometry, projection)[1]
@@ -72,7 +69,7 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         out = {}
         if self.trains("weight"):
             plane, dA_plane, geometry = self._planes(x, dA)
-            out["weight"] = conv_norms.per_sample(plane, dA_plane, geometry, self._projection(dA_plane, counted=True))
+            out["weight"] = conv_norms.per_sample(plane, dA_plane, geometry, self.projection(dA_plane, counted=True))
         if self.trains("bias"):
             out["bias"] = _over_positions(dA, self.dtype)
         return out
@@ -81,15 +78,6 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         """Which of the two exact ways to the norm is cheaper for these sizes."""
         kept = None if projection is None else len(projection)
         return conv_norms.prefers_gram(x.shape[1:], dA.shape[1:], geometry, kept)
-
-    def _projection(self, like: Tensor, *, counted: bool = False) -> Tensor | None:
-        """Kept (or counted) basis kernels times their pre-gains, ``(M, kh * kw)``; None without a filter."""
-        if self.gains is None:
-            return None
-        basis = self.transform.basis(self.coordinate_shape(), dtype=like.dtype, device=like.device)
-        pre = self.gains.pre.flatten().to(like)
-        rows = pre > 0 if counted else self.gains.kept.flatten().to(like.device)
-        return (pre[:, None] * basis)[rows]
 
     def _planes(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, ConvGeometry]:
         """Input, output gradient and geometry as those of a zero-padded 2-D convolution, in the weight's dtype."""

@@ -13,9 +13,6 @@ Two exact strategies; `prefers_gram` picks the cheaper.
     Gram          `gram_squared_norms` needs only two T x T matrices per sample; `weighted_gradient` is then the native
                   weight gradient of the weighted batch, projected once. Holds nothing of size B * parameters.
 
-Samples are processed in chunks of a few megabytes: intermediates stay in cache, and their memory is reused
-instead of being mapped (and page-faulted) anew, which can cost more than the arithmetic.
-
 Padding is zero padding; for any other kind pad x first and pass padding (0, 0). A Conv1d is a Conv2d of height 1.
 """
 
@@ -30,9 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_dp.clipping import row_norms
-from spectral_dp.gradients.rule import rounded_up
-
-CHUNK_BYTES = 4 * 2**20
+from spectral_dp.gradients.rule import in_chunks, rounded_up, weighted_sum
 
 
 class ConvGeometry(NamedTuple):
@@ -63,7 +58,7 @@ def sample_gradients(
     per_sample = kw * x.shape[1] * x.shape[2] * w_out + kh * kw * c_in_group * c_out
 
     squared, chunks = [], []
-    for rows in _chunks(batch, per_sample, x):
+    for rows in in_chunks(batch, per_sample, x):
         padded = _pad(x[rows], geometry)
         n = len(padded)
         b, c, h, w = padded.stride()
@@ -91,9 +86,7 @@ def per_sample(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tens
 
 def sum_samples(chunks: list[Tensor], weights: Tensor) -> Tensor:
     """sum_b c_b z_b (Co, Cig, M) from the chunks of `sample_gradients`."""
-    parts = weights.split([len(chunk) for chunk in chunks])
-    total = torch.stack([part @ chunk.flatten(1) for part, chunk in zip(parts, chunks, strict=True)]).sum(0)
-    return total.view(chunks[0].shape[1:]).permute(0, 3, 2, 1).flatten(0, 1)
+    return weighted_sum(chunks, weights).permute(0, 3, 2, 1).flatten(0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- Gram
@@ -109,7 +102,7 @@ def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projecti
     positions = x.shape[2] * x.shape[3] if by_shifts else grad.shape[2] * grad.shape[3]
 
     squared = []
-    for rows in _chunks(len(x), groups * 3 * positions**2, x):
+    for rows in in_chunks(len(x), groups * 3 * positions**2, x):
         if by_shifts:
             tap_gram, grad_gram = _shifted_grams(x[rows], grad[rows], geometry)
         else:
@@ -227,12 +220,6 @@ def _preserves_norms(projection: Tensor) -> bool:
 def _pad(x: Tensor, geometry: ConvGeometry) -> Tensor:
     ph, pw = geometry.padding
     return F.pad(x, (pw, pw, ph, ph)) if ph or pw else x.contiguous()
-
-
-def _chunks(batch: int, numbers_per_sample: int, like: Tensor) -> Iterator[slice]:
-    """Slices of the batch whose temporaries take about CHUNK_BYTES (at least two samples: one per core)."""
-    size = max(2, CHUNK_BYTES // (numbers_per_sample * like.element_size()))
-    return (slice(start, start + size) for start in range(0, batch, size))
 
 
 # ----------------------------------------------------------------------------------------------- cost rule

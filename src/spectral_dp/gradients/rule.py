@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from spectral_dp.transforms import Transform, TransformName, get_transform
 #: Bound on the rounding error of a sum over two Gram matrices, in ulps of the squared sum of lengths.
 #: Ten times the largest seen on inputs made to cancel.
 GRAM_ROUNDING = 16
+
+#: Temporaries of a batch are made for some samples at a time, as many as fit into this.
+CHUNK_BYTES = 4 * 2**20
 
 Module = TypeVar("Module", bound=nn.Module)
 Support = Literal["kernel", "signal"]
@@ -83,6 +86,7 @@ class Rule(ABC, Generic[Module]):
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of a step, before it reads any data."""
+        self._formed: Formed | None = None
         filter, shape = self.spectral.filter, self.coordinate_shape()
         if isinstance(filter, Identity):
             return
@@ -165,6 +169,14 @@ class Rule(ABC, Generic[Module]):
             return (z * self.gains.pre.to(z)).flatten(-len(dims))[..., self.gains.counted.flatten().to(z.device)]
         z = self.gains.compress(z)
         return z if self.gains.kept_pre is None else z * self.gains.kept_pre.to(z)
+
+    def projection(self, like: Tensor, *, counted: bool = False) -> Tensor | None:
+        """Kept (or counted) basis vectors times their pre-gains, ``(M, N)``; None without a filter."""
+        if self.gains is None:
+            return None
+        basis = self.transform.basis(self.gains.pre.shape, dtype=like.dtype, device=like.device)
+        rows = (self.gains.counted if counted else self.gains.kept).flatten().to(like.device)
+        return (self.gains.pre.flatten().to(like)[:, None] * basis)[rows]
 
     def kept_of_counted(self, name: str, z: Tensor) -> Tensor:
         """Picks, from what :meth:`per_sample` returned, what is released."""
@@ -260,6 +272,33 @@ def rounded_up(
 
 def _square(t: Tensor) -> Tensor:
     return t.real.square() + t.imag.square() if t.is_complex() else t.square()
+
+
+class Formed(NamedTuple):
+    """Per-sample gradients that were formed for the norms, kept for the sum that follows.
+
+    A sum of the very numbers that the norms were taken of cannot differ from them by rounding.
+    """
+
+    dA: Tensor  # whose they are
+    chunks: list[Tensor]  # (n, ...) each
+
+
+def weighted_sum(chunks: list[Tensor], c: Tensor) -> Tensor:
+    """``sum_b c_b z_b`` of samples in chunks ``(n, ...)``."""
+    parts = c.split([len(chunk) for chunk in chunks])
+    total = torch.stack([part @ chunk.flatten(1) for part, chunk in zip(parts, chunks, strict=True)]).sum(0)
+    return total.view(chunks[0].shape[1:])
+
+
+def in_chunks(samples: int, numbers_each: int, like: Tensor) -> Iterator[slice]:
+    """Slices of a batch whose temporaries take a few megabytes (two samples or more: one per core), at least one.
+
+    They stay in cache, and their memory is reused instead of being mapped (and page-faulted) anew, which can cost more
+    than the arithmetic.
+    """
+    size = max(2, CHUNK_BYTES // (numbers_each * like.element_size()))
+    return (slice(start, start + size) for start in range(0, max(samples, 1), size))
 
 
 def as_tokens(t: Tensor) -> Tensor:
