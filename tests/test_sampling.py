@@ -264,27 +264,39 @@ def test_options_of_the_loader_are_kept():
     assert inner.multiprocessing_context is given.multiprocessing_context
 
 
-def test_the_fast_path_equals_the_general_one():
-    dataset = TensorDataset(torch.randn(40, 3, 2, dtype=torch.float64), torch.arange(40), torch.rand(40) > 0.5)
-    fast, general = (seeded(d, 1, max_physical_batch_size=3) for d in (dataset, Subset(dataset, range(40))))
-    assert fast._tensors is not None
-    assert general._tensors is None
-    sizes = set()
-    for a, b in zip(fast, general, strict=True):
-        assert type(a) is type(b)
-        assert fast.current == general.current
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-        sizes.add(fast.current.size)
-    assert sizes == {0, 1, 2, 3}
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda d: d,
+        lambda d: Subset(d, range(40)),
+        lambda d: Subset(d, [*range(0, 40, 2), *range(20)]),
+        lambda d: Subset(Subset(d, torch.randperm(40)), np.arange(40)[::-1].copy()),
+    ],
+    ids=["tensors", "range", "list", "subset of a subset"],
+)
+def test_whole_batches_of_tensors_equal_those_of_single_records(choose, monkeypatch):
+    dataset = choose(TensorDataset(torch.randn(40, 3, 2, dtype=torch.float64), torch.arange(40), torch.rand(40) > 0.5))
+    fast, general = (seeded(dataset, 1, max_physical_batch_size=3) for _ in range(2))
+    general._plain = False
+    expected = [(general.current, batch) for batch in general]
+    monkeypatch.setattr(TensorDataset, "__getitem__", lambda *_: pytest.fail("a record was looked at by itself"))
+    monkeypatch.setattr(fast, "_empty_batch", lambda: expected[[c.size for c, _ in expected].index(0)][1])
+    for batch, (current, same) in zip(fast, expected, strict=True):
+        assert type(batch) is type(same)
+        assert fast.current == current
+        torch.testing.assert_close(batch, same, rtol=0, atol=0)
+    assert {current.size for current, _ in expected} == {0, 1, 2, 3}
 
 
-def test_the_fast_path_is_only_for_plain_tensor_datasets():
+def test_whole_batches_are_only_for_plain_tensor_datasets():
     class Flipped(TensorDataset):
         def __getitem__(self, index):
             return tuple(-t for t in super().__getitem__(index))
 
-    assert seeded(Flipped(torch.ones(9)), 3)._tensors is None
-    assert max(x.max() for (x,) in seeded(Flipped(torch.ones(9)), 9)) == -1
+    for dataset in (Flipped(torch.ones(9)), Subset(Flipped(torch.ones(9)), range(9))):
+        assert max(x.max() for (x,) in seeded(dataset, 9)) == -1
+    from_the_end = seeded(Subset(TensorDataset(torch.arange(9)), [-1, 0]), 2)
+    assert sorted(x for (batch,) in from_the_end for x in batch.tolist()) == [0, 8]
     with_collate = DataLoader(TensorDataset(torch.ones(9)), batch_size=9, collate_fn=lambda r: torch.zeros(len(r)))
     assert [x.tolist() for x in PoissonLoader.from_data_loader(with_collate)] == [[0.0] * 9]
 

@@ -31,7 +31,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data.sampler import RandomSampler, SequentialSampler
 
 _CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
@@ -123,8 +123,7 @@ class PoissonLoader:
         options: dict[str, Any] = {name: getattr(like, name) for name in _KEPT}
         self._inner = DataLoader(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
         self.collate_fn = like.collate_fn
-        plain = like.collate_fn is default_collate and not (like.num_workers or like.pin_memory)
-        self._tensors = dataset.tensors if plain and type(dataset) is TensorDataset else None
+        self._plain = like.collate_fn is default_collate and not (like.num_workers or like.pin_memory)
         if batch_size < _RARELY_EMPTY:
             self._empty_batch()  # where this fails, it should now, and not in the middle of a run
 
@@ -197,8 +196,8 @@ class PoissonLoader:
             yield from ((part, i == len(parts)) for i, part in enumerate(parts, start=1))
 
     def _load(self, index_lists: Iterator[NDArray[np.intp]]) -> Iterator[Any]:
-        if (tensors := self._tensors) is not None:  # whole batches at once, equal to what the inner loader would give
-            return ([t.index_select(0, i.to(t.device)) for t in tensors] for i in map(torch.from_numpy, index_lists))
+        if self._plain and (whole_batch := _by_index(self.dataset)):  # equal to what the inner loader would give
+            return map(whole_batch, map(torch.from_numpy, index_lists))
         self._feed.index_lists = (indices.tolist() for indices in index_lists)
         loaded = iter(self._inner)
         del self._feed.index_lists  # taken over; a loader that holds it could not be copied or pickled
@@ -271,6 +270,17 @@ class _Feed:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.index_lists
+
+
+def _by_index(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
+    """How to take a whole batch at once, without a look at single records; None unless it is all in tensors."""
+    if type(dataset) is TensorDataset:
+        return lambda i: [t.index_select(0, i.to(t.device)) for t in dataset.tensors]
+    if type(dataset) is Subset and (of_all := _by_index(dataset.dataset)):
+        chosen = torch.as_tensor(dataset.indices, device="cpu")
+        if chosen.dtype == torch.long and bool((chosen >= 0).all()):  # from the end: a matter for the general way
+            return lambda i: of_all(chosen[i])
+    return None
 
 
 def _poisson_sample(size: int, sample_rate: float, key: bytes, epoch: int, step: int) -> NDArray[np.intp]:
