@@ -42,7 +42,7 @@ def test_records_inputs_and_output_gradients_through_in_place_activations():
         captures = recorder.take()
     expected_conv, expected_linear = plain_output_gradients(model, x)
     (conv,), (linear,) = captures[model[0]], captures[model[3]]
-    torch.testing.assert_close(conv.call.args[0], x)
+    torch.testing.assert_close(conv.x.args[0], x)
     torch.testing.assert_close(conv.dA, expected_conv)
     torch.testing.assert_close(linear.dA, expected_linear)
 
@@ -138,7 +138,7 @@ def test_keyword_inputs_are_recorded():
     with watch(layer) as recorder:
         layer(input=x).sum().backward()
         (capture,) = recorder.take()[layer]
-    torch.testing.assert_close(capture.call.kwargs["input"], x)
+    torch.testing.assert_close(capture.x.kwargs["input"], x)
 
 
 def test_an_input_changed_in_place_is_an_error_not_a_wrong_gradient():

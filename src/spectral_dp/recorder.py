@@ -29,11 +29,22 @@ class Call(NamedTuple):
 
 
 class Capture(NamedTuple):
-    """One use of a layer: what it was called with, and the gradient of the loss with respect to its output."""
+    """One use of a layer: what it was called with, and the gradient of the loss with respect to its output.
 
-    call: Call
+    Or what a recorder was told to keep in their place.
+    """
+
+    x: Any
     dA: Tensor
     backward_pass: int
+
+
+Condense = Callable[[nn.Module, Call, Tensor], tuple[Any, Tensor]]
+
+
+def keep_all(module: nn.Module, call: Call, dA: Tensor) -> tuple[Call, Tensor]:
+    """Keeps a use as it is."""
+    return call, dA
 
 
 class Recorder:
@@ -44,9 +55,11 @@ class Recorder:
 
     Args:
         watched: Each module with the parameters whose plain gradients autograd is to leave out.
+        condense: Called during the backward pass, when a use is reached, and returns what is kept of it.
     """
 
-    def __init__(self, watched: Mapping[nn.Module, Iterable[nn.Parameter]]) -> None:
+    def __init__(self, watched: Mapping[nn.Module, Iterable[nn.Parameter]], condense: Condense = keep_all) -> None:
+        self._condense = condense
         self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
         for other in [r for r in _LIVE if not r._watched.keys().isdisjoint(self._watched)]:
             other.remove()  # two would hide each other's gradients: the latest wins
@@ -142,9 +155,8 @@ class Recorder:
                     f"the input of {type(module).__name__} was changed in place after its forward pass, so its "
                     "per-sample gradients cannot be computed: replace the in-place operation (x += y) by x = x + y"
                 )
-            recorder._captures.setdefault(module, []).append(
-                Capture(_detached(call), dA.detach(), torch._C._current_graph_task_id())
-            )
+            kept = recorder._condense(module, _detached(call), dA.detach())
+            recorder._captures.setdefault(module, []).append(Capture(*kept, torch._C._current_graph_task_id()))
 
         leaves[tensors[0]].register_hook(capture)
         return tree_unflatten(leaves, structure)

@@ -145,7 +145,7 @@ def test_underflow_in_a_gram_norm():
     rule = KernelConvRule(module, Spectral())
     x, dA = torch.full((1, 2, 5, 5), 1e18), torch.full((1, 400, 3, 3), 2e-20)
     geometry = rule._planes(x, dA)[2]
-    exact = conv_norms.per_sample(x.double(), dA.double(), geometry).flatten(1).norm(dim=1)
+    exact = conv_norms.sample_gradients(x.double(), dA.double(), geometry).flatten(1).norm(dim=1)
     assert float(conv_norms.gram_squared_norms(x, dA, geometry).sqrt()) >= float(exact)
 
 
@@ -221,12 +221,11 @@ def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
     assert float(norm) >= 9 * torch.finfo(torch.float32).eps * float(x.norm() * dA.norm())
 
 
-def test_norms_of_large_kernels_are_not_underestimated():
+def test_norms_of_large_kernels_are_not_underestimated(monkeypatch):
     """Two million float32 squares in one sum lose more than the clip's rounding guard."""
     module = nn.Conv2d(512, 512, 3, padding=1, bias=False)
+    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: False)
     rule = KernelConvRule(module, Spectral())
-    x, dA = torch.rand(1, 512, 4, 4) + 1, torch.rand(1, 512, 4, 4) + 1
-    geometry = rule._planes(x, dA)[2]
-    norms, chunks = conv_norms.sample_gradients(x, dA, geometry)
-    exact = torch.cat([chunk.flatten(1) for chunk in chunks]).double().square().sum(1)
-    torch.testing.assert_close(norms.double(), exact, rtol=1e-6, atol=0)
+    formed, stub = rule.condense(torch.rand(1, 512, 4, 4) + 1, torch.rand(1, 512, 4, 4) + 1)
+    exact = formed.gradients["weight"].double().flatten(1).square().sum(1)
+    torch.testing.assert_close(rule.squared_norms(formed, stub).double(), exact, rtol=1e-6, atol=0)

@@ -19,13 +19,12 @@ leaves out. What neither takes is not computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from spectral_dp.clipping import row_norms
 from spectral_dp.gradients.rule import (
     Formed,
     Rule,
@@ -36,7 +35,6 @@ from spectral_dp.gradients.rule import (
     register,
     token_norms,
     weigh,
-    weighted_sum,
 )
 from spectral_dp.layers import SHORT_BLOCK, Band, BlockCirculantLinear, bilinear, on_blocks, to_blocks
 from spectral_dp.transforms import TransformName
@@ -73,47 +71,45 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         w = torch.tensor([1] * len(singles) + [2] * len(pairs))
         self._norm_weights = d * w * a[[*singles, *pairs]].square()
 
-    def merge(self, uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        return merge_tokens(uses)
+    def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
+        if isinstance(x, Formed) or not self.trains("weight") or not self._forms(as_tokens(dA)):
+            return x, dA
+        return Formed.of(self._form(x, dA), dA)
 
-    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        recorded, (x, dA) = dA, self._tokens(x, dA)
+    def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor] | None:
+        return super().merge(uses) if any(isinstance(x, Formed) for x, _ in uses) else merge_tokens(uses)
+
+    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
+        x, dA = self.condense(x, dA)
+        if isinstance(x, Formed):
+            return x.squared_norms(dA)
+        x, dA = self._tokens(x, dA)
         total = dA.new_zeros(len(dA))
         if self.trains("weight"):
-            if self._forms(dA):
-                self._formed = Formed(recorded, list(self._form(x, dA)))
-                total = total + torch.cat([row_norms(z) for z in self._formed.chunks]).square().to(dA.dtype)
-            else:
-                total = total + self._powers(x, dA) @ self._norm_weights.to(dA)
+            total = total + self._powers(x, dA) @ self._norm_weights.to(dA)
         if self.trains("bias"):
             total = total + torch.linalg.vector_norm(_over_tokens(dA), dim=1).square()
         return total
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        recorded, (x, dA) = dA, self._tokens(x, dA)
-        formed, self._formed = self._formed, None
+    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        x, dA = self.condense(x, dA)
+        if isinstance(x, Formed):
+            sums = x.weighted_sums(c)
+            return sums | {"weight": self.kept_of_counted("weight", sums["weight"].movedim(0, -1))}
+        x, dA = self._tokens(x, dA)
         sums = {}
         if self.trains("weight"):
-            if self._forms(dA):
-                known = formed is not None and formed.dA is recorded
-                chunks = formed.chunks if formed and known else list(self._form(x, dA))
-                total = weighted_sum(chunks, c.to(dA.dtype)).movedim(0, -1)
-                sums["weight"] = self.kept_of_counted("weight", total)
-            else:
-                block_sum = _short_sum if self.module.block_size <= SHORT_BLOCK else _long_sum
-                total = block_sum(self._kept, *self._blocks(x, dA), c.repeat_interleave(dA.shape[1]))
-                sums["weight"] = total if self.gains is None else self.analyse(total)
+            block_sum = _short_sum if self.module.block_size <= SHORT_BLOCK else _long_sum
+            total = block_sum(self._kept, *self._blocks(x, dA), c.repeat_interleave(dA.shape[1]))
+            sums["weight"] = total if self.gains is None else self.analyse(total)
         if self.trains("bias"):
             sums["bias"] = c.to(dA.dtype) @ _over_tokens(dA)
         return sums
 
-    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        x, dA = self._tokens(x, dA)
-        out = {}
-        if self.trains("weight"):
-            out["weight"] = torch.cat(list(self._form(x, dA))).movedim(1, -1)
-        if self.trains("bias"):
-            out["bias"] = _over_tokens(dA)
+    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        out = dict(x.gradients) if isinstance(x, Formed) else self._form(x, dA)
+        if "weight" in out:
+            out["weight"] = out["weight"].movedim(1, -1)
         return out
 
     def _forms(self, dA: Tensor) -> bool:
@@ -129,20 +125,29 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
             return False
         return products * (T + 40) < numbers * (360 + 5 * T)
 
-    def _form(self, x: Tensor, dA: Tensor) -> Iterator[Tensor]:
-        """The coordinates of each sample's gradient that count in its norm, in chunks ``(n, M, p, q)``.
+    def _form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        """Per-sample gradients, those of the weight as ``(B, M, p, q)``: the coordinates that count in the norm."""
+        x, dA = self._tokens(x, dA)
+        out = {}
+        if self.trains("weight"):
+            out["weight"] = self._coordinates(x, dA)
+        if self.trains("bias"):
+            out["bias"] = _over_tokens(dA)
+        return out
 
-        As ``R`` products of the tokens' transforms, of which the coordinates are combinations.
-        """
-        T, (p, q, _) = dA.shape[1], self.module.weight.shape
+    def _coordinates(self, x: Tensor, dA: Tensor) -> Tensor:
+        """As combinations of ``R`` products of the tokens' transforms."""
+        (B, T, _), (p, q, _) = dA.shape, self.module.weight.shape
         A, V, C = bilinear(self._counted, dA.dtype, dA.device)
         projection, R = self.projection(dA, counted=True), len(A)
         combine = V.T if projection is None else projection @ V.T
-        for rows in in_chunks(len(dA), R * (T * (p + q) + p * q), dA):
+        z = dA.new_empty(B, len(combine), p * q)
+        for rows in in_chunks(B, R * (T * (p + q) + p * q), dA):
             X, D = self._blocks(x[rows], dA[rows])
             X, D = (t.unflatten(0, (-1, T)) for t in (on_blocks(A, X), on_blocks(C, D)))  # (n, T, R, q), (n, T, R, p)
             products = D.permute(0, 2, 3, 1).flatten(0, 1) @ X.transpose(1, 2).flatten(0, 1)  # (n R, p, q)
-            yield (combine @ products.view(-1, R, p * q)).unflatten(2, (p, q))
+            torch.matmul(combine, products.view(-1, R, p * q), out=z[rows])
+        return z.unflatten(2, (p, q))
 
     def _powers(self, x: Tensor, dA: Tensor) -> Tensor:
         """``||Σ_t conj(D_bt(f)) X_bt(f)^t||²`` of every counted frequency, ``(B, F)``, rounded up.

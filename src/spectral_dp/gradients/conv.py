@@ -28,48 +28,55 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
     def coordinate_shape(self) -> tuple[int, ...]:
         return tuple(self.module.kernel_size)
 
-    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+    def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
+        if isinstance(x, Formed) or not len(dA) or not self.trains("weight"):
+            return x, dA
+        planes = self._planes(x, dA)
+        if self.uses_gram(*planes, self.projection(planes[1], counted=True)):
+            return x, dA
+        return Formed.of(self._form(dA, planes), dA)
+
+    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
+        x, dA = self.condense(x, dA)
+        if isinstance(x, Formed):
+            return x.squared_norms(dA)
         total = dA.new_zeros(len(dA), dtype=self.dtype)
         if self.trains("weight") and len(dA):
             plane, dA_plane, geometry = self._planes(x, dA)
             projection = self.projection(dA_plane, counted=True)
-            if self.uses_gram(plane, dA_plane, geometry, projection):
-                total = total + conv_norms.gram_squared_norms(plane, dA_plane, geometry, projection)
-            else:
-                norms, chunks = conv_norms.sample_gradients(plane, dA_plane, geometry, projection)
-                total = total + norms
-                if self.gains is None or not self.gains.clips_dropped:
-                    self._formed = Formed(dA, chunks)
+            total = total + conv_norms.gram_squared_norms(plane, dA_plane, geometry, projection)
         if self.trains("bias"):
             total = total + _over_positions(dA, total.dtype).square().sum(1)
         return total
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        x, dA = self.condense(x, dA)
+        if isinstance(x, Formed):
+            sums = x.weighted_sums(c)
+            total = self.kept_of_counted("weight", _as_kernels(sums["weight"]))
+            return sums | {"weight": total.reshape(self.coefficient_shape("weight"))}
         sums = {}
-        formed, self._formed = self._formed, None
         if self.trains("weight"):
-            c_weight = c.to(self.dtype)
-            if formed is not None and formed.dA is dA:
-                total = conv_norms.sum_samples(formed.chunks, c_weight)
-            else:
-                plane, dA_plane, geometry = self._planes(x, dA)
-                projection = self.projection(dA_plane)
-                if len(dA) == 0 or self.uses_gram(plane, dA_plane, geometry, self.projection(dA_plane, counted=True)):
-                    total = conv_norms.weighted_gradient(plane, dA_plane, c_weight, geometry, projection)
-                else:  # formed again the same way: rounding errors that the norm did not see would not be clipped
-                    chunks = conv_norms.sample_gradients(plane, dA_plane, geometry, projection)[1]
-                    total = conv_norms.sum_samples(chunks, c_weight)
+            plane, dA_plane, geometry = self._planes(x, dA)
+            projection = self.projection(dA_plane)
+            total = conv_norms.weighted_gradient(plane, dA_plane, c.to(self.dtype), geometry, projection)
             sums["weight"] = total.reshape(self.coefficient_shape("weight"))
         if self.trains("bias"):
             positions = _over_positions(dA, self.dtype)
             sums["bias"] = c.to(positions.dtype) @ positions
         return sums
 
-    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        out = dict(x.gradients) if isinstance(x, Formed) else self._form(dA, self._planes(x, dA))
+        if "weight" in out:
+            out["weight"] = _as_kernels(out["weight"])
+        return out
+
+    def _form(self, dA: Tensor, planes: tuple[Tensor, Tensor, ConvGeometry]) -> dict[str, Tensor]:
+        """Per-sample gradients, those of the weight as ``conv_norms.sample_gradients`` makes them."""
         out = {}
         if self.trains("weight"):
-            plane, dA_plane, geometry = self._planes(x, dA)
-            out["weight"] = conv_norms.per_sample(plane, dA_plane, geometry, self.projection(dA_plane, counted=True))
+            out["weight"] = conv_norms.sample_gradients(*planes, self.projection(planes[1], counted=True))
         if self.trains("bias"):
             out["bias"] = _over_positions(dA, self.dtype)
         return out
@@ -109,6 +116,11 @@ def _pair(value: Any, fill: int) -> tuple[int, int]:
     """Height and width of a 2-D setting; a 1-D convolution has height one."""
     height, width = (fill, *value)[-2:]
     return height, width
+
+
+def _as_kernels(z: Tensor) -> Tensor:
+    """``(..., g, M, Cig, Cog) -> (..., Co, Cig, M)``."""
+    return z.transpose(-1, -3).flatten(-4, -3)
 
 
 def _over_positions(dA: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ Shapes
     T = Ho*Wo output positions,  K = kh*kw taps,  g = groups,  Cig = Ci/g,  Cog = Co/g
 
 Two exact strategies; `prefers_gram` picks the cheaper.
-    materialise   `sample_gradients` forms every z_b; `sum_samples` weighs them. Holds B * M * Co * Cig numbers.
+    materialise   `sample_gradients` forms every z_b, of which norms and sums are taken. Holds B * M * Co * Cig numbers.
     Gram          `gram_squared_norms` needs only two T x T matrices per sample; `weighted_gradient` is then the native
                   weight gradient of the weighted batch, projected once. Holds nothing of size B * parameters.
 
@@ -26,8 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_dp.clipping import row_norms
-from spectral_dp.gradients.rule import in_chunks, rounded_up, weighted_sum
+from spectral_dp.gradients.rule import in_chunks, rounded_up
 
 
 class ConvGeometry(NamedTuple):
@@ -43,10 +42,8 @@ class ConvGeometry(NamedTuple):
 # ---------------------------------------------------------------------------------------------- materialise
 
 
-def sample_gradients(
-    x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """Squared norms (B,) and all z_b, as chunks of shape (n, g, M, Cig, Cog) for `sum_samples`.
+def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None = None) -> Tensor:
+    """All z_b, as (B, g, M, Cig, Cog).
 
     The kw horizontal shifts of the padded input are copied side by side once. Each kernel row is then a slice of
     that copy (a view when the vertical stride is 1) and one batched product (kw*Cig x T)(T x Cog) gives its kw taps.
@@ -55,10 +52,10 @@ def sample_gradients(
     batch, c_out, h_out, w_out = grad.shape
     c_in_group, c_out_group = x.shape[1] // groups, c_out // groups
     row_span = (h_out - 1) * sh + 1
-    per_sample = kw * x.shape[1] * x.shape[2] * w_out + kh * kw * c_in_group * c_out
+    in_work = kw * x.shape[1] * x.shape[2] * w_out + kh * kw * c_in_group * c_out
 
-    squared, chunks = [], []
-    for rows in in_chunks(batch, per_sample, x):
+    z = x.new_empty(batch, groups, kh * kw if projection is None else len(projection), c_in_group, c_out_group)
+    for rows in in_chunks(batch, in_work, x):
         padded = _pad(x[rows], geometry)
         n = len(padded)
         b, c, h, w = padded.stride()
@@ -70,23 +67,9 @@ def sample_gradients(
             torch.bmm(shifts[..., u * dh : u * dh + row_span : sh, :].reshape(n * groups, kw * c_in_group, -1), outer)
             for u in range(kh)
         ]
-        z = torch.stack(taps, 1).view(n, groups, kh * kw, c_in_group * c_out_group)
-        if projection is not None:
-            z = projection @ z
-        squared.append(row_norms(z).square().to(z.dtype))
-        chunks.append(z.unflatten(3, (c_in_group, c_out_group)))
-    return torch.cat(squared), chunks
-
-
-def per_sample(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None = None) -> Tensor:
-    """All z_b, (B, Co, Cig, M)."""
-    chunks = sample_gradients(x, grad, geometry, projection)[1]
-    return torch.cat([chunk.permute(0, 1, 4, 3, 2).flatten(1, 2) for chunk in chunks])
-
-
-def sum_samples(chunks: list[Tensor], weights: Tensor) -> Tensor:
-    """sum_b c_b z_b (Co, Cig, M) from the chunks of `sample_gradients`."""
-    return weighted_sum(chunks, weights).permute(0, 3, 2, 1).flatten(0, 1)
+        stacked = torch.stack(taps, 1).view(n, groups, kh * kw, c_in_group * c_out_group)
+        z[rows] = (stacked if projection is None else projection @ stacked).view(n, *z.shape[1:])
+    return z
 
 
 # ---------------------------------------------------------------------------------------------------- Gram

@@ -12,6 +12,7 @@ several times, in one layer or many, has its gradients added before the norm is 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
@@ -24,7 +25,7 @@ from torch.utils._pytree import tree_map
 from spectral_dp.gradients.compatibility import validate
 from spectral_dp.gradients.fallback import FallbackRule
 from spectral_dp.gradients.rule import Rule, Spectral, find_rule
-from spectral_dp.recorder import Call, Capture, Recorder
+from spectral_dp.recorder import Call, Capture, Condense, Recorder
 
 
 class Layer(NamedTuple):
@@ -66,7 +67,8 @@ class ModelGradients:
                 self._owners.setdefault(parameter, Owner(layer.rule, name))
         _check_covered(model, self._owners)
         self._remember_buffers()
-        self._recorder = Recorder({layer.rule.module: layer.rule.parameters().values() for layer in layers})
+        self._rules = {layer.rule.module: layer.rule for layer in layers}
+        self._recorder = Recorder({m: rule.parameters().values() for m, rule in self._rules.items()}, self._condense())
 
     def _remember_buffers(self) -> None:
         self._buffers = {name: (b, b._version) for name, b in self._watched_buffers().items()}
@@ -74,6 +76,19 @@ class ModelGradients:
     def _watched_buffers(self) -> dict[str, Tensor]:
         """All but the counter of BatchNorm, which tells nothing of the samples."""
         return {name: b for name, b in self._model.named_buffers() if not name.endswith("num_batches_tracked")}
+
+    def _condense(self) -> Condense:
+        this = weakref.ref(self)  # as the recorder's hooks: the last reference to this is the user's
+
+        def condense(module: nn.Module, call: Call, dA: Tensor) -> tuple[Any, Tensor]:
+            gradients = this()
+            if gradients is None:
+                return call, dA
+            with gradients._undisturbed():
+                rule = gradients._rules[module]
+                return rule.condense(_input(rule, call), dA)
+
+        return condense
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of every layer for a step, before it reads any data."""
@@ -203,7 +218,7 @@ class RecordedBatch:
                 (rule, x, dA)
                 for _, rule in block
                 for capture in captures.get(rule.module, ())
-                for x, dA in _views(_input(rule, capture.call), capture.dA, views)
+                for x, dA in _views(capture.x, capture.dA, views)
             ]
             for block, _ in gradients.trained_blocks
         ]
@@ -368,7 +383,7 @@ def _on_samples(function: Callable[[Tensor], Tensor], x: Any, rows: int) -> Any:
 
     if isinstance(x, Call):
         return Call(*tree_map(on_leaf, (x.args, dict(x.kwargs))))
-    return on_leaf(x)
+    return tree_map(on_leaf, x)
 
 
 def _merged(uses: list[Use]) -> list[Use]:

@@ -8,10 +8,12 @@ those that normalise over the batch are refused elsewhere.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients.rule import Rule, register
+from spectral_dp.gradients.rule import Formed, Rule, register
 
 Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d | nn.RMSNorm
 
@@ -20,16 +22,19 @@ Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNor
 class NormalisationRule(Rule[Normalisation]):
     """Rule of the normalisation layers; coefficients have the parameters' shapes, unfiltered."""
 
-    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=self.dtype)
-        for gradients in self.per_sample(x, dA).values():
-            total = total + gradients.flatten(1).square().sum(1)
-        return total
+    def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
+        return (x, dA) if isinstance(x, Formed) else Formed.of(self.per_sample(x, dA), dA)
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        return {name: (c.to(g.dtype) @ g.flatten(1)).view(g.shape[1:]) for name, g in self.per_sample(x, dA).items()}
+    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
+        formed, stub = self.condense(x, dA)
+        return formed.squared_norms(stub)
 
-    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        return self.condense(x, dA)[0].weighted_sums(c)
+
+    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        if isinstance(x, Formed):
+            return x.gradients
         x, dA = x.to(self.dtype), dA.to(self.dtype)
         out = {}
         if self.trains("weight"):

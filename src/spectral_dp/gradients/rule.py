@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from spectral_dp.clipping import row_norms
 from spectral_dp.filters import Filter, Identity
 from spectral_dp.gains import Gains
 from spectral_dp.transforms import Transform, TransformName, get_transform
@@ -86,7 +87,6 @@ class Rule(ABC, Generic[Module]):
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of a step, before it reads any data."""
-        self._formed: Formed | None = None
         filter, shape = self.spectral.filter, self.coordinate_shape()
         if isinstance(filter, Identity):
             return
@@ -130,6 +130,15 @@ class Rule(ABC, Generic[Module]):
         parameter = self.module._parameters.get(name)
         return parameter is not None and parameter.requires_grad
 
+    def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
+        """Returns what to keep of a use until the clipping factors are known; by default all of it.
+
+        Called when the backward pass is at the layer, while ``x`` and ``dA`` are still in cache. A rule that forms the
+        per-sample gradients returns them, as :class:`Formed`, and the rest is not held any longer. The other methods
+        take either.
+        """
+        return x, dA
+
     @abstractmethod
     def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
         """Returns ``||z_b||²`` over all trained parameters of the layer, ``(B,)``."""
@@ -148,7 +157,10 @@ class Rule(ABC, Generic[Module]):
 
     def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor] | None:
         """Returns one use ``(x, dA)`` with the gradient of several, if the layer kind can express it; else None."""
-        return None
+        formed = [x.gradients for x, _ in uses if isinstance(x, Formed)]
+        if len(formed) < len(uses):
+            return None
+        return Formed({name: sum((g[name] for g in formed[1:]), formed[0][name]) for name in formed[0]}), uses[0][1]
 
     def gradient(self, name: str, coefficients: Tensor) -> Tensor:
         """Turns coefficients of a parameter, noisy or not, into a gradient: post-gain, inverse transform."""
@@ -275,20 +287,29 @@ def _square(t: Tensor) -> Tensor:
 
 
 class Formed(NamedTuple):
-    """Per-sample gradients that were formed for the norms, kept for the sum that follows.
+    """Per-sample gradients, formed because that is the cheapest way to their norms or because they are small.
 
-    A sum of the very numbers that the norms were taken of cannot differ from them by rounding.
+    They stand for the input of a layer, which is then no longer needed. Norms and sums are taken of the same numbers,
+    so that no rounding error can come between the two.
+
+    Attributes:
+        gradients: By parameter, those coordinates that count in the norm, ``(B, ...)``, in any order.
     """
 
-    dA: Tensor  # whose they are
-    chunks: list[Tensor]  # (n, ...) each
+    gradients: dict[str, Tensor]
 
+    @classmethod
+    def of(cls, gradients: dict[str, Tensor], dA: Tensor) -> tuple[Formed, Tensor]:
+        """A condensed use, with a stub of ``dA`` that only tells how many samples there are."""
+        return cls(gradients), dA.new_empty(len(dA), 0)
 
-def weighted_sum(chunks: list[Tensor], c: Tensor) -> Tensor:
-    """``sum_b c_b z_b`` of samples in chunks ``(n, ...)``."""
-    parts = c.split([len(chunk) for chunk in chunks])
-    total = torch.stack([part @ chunk.flatten(1) for part, chunk in zip(parts, chunks, strict=True)]).sum(0)
-    return total.view(chunks[0].shape[1:])
+    def squared_norms(self, stub: Tensor) -> Tensor:
+        """``||z_b||²``, ``(B,)``."""
+        return sum((row_norms(z).square() for z in self.gradients.values()), stub.new_zeros(len(stub)))
+
+    def weighted_sums(self, c: Tensor) -> dict[str, Tensor]:
+        """``sum_b c_b z_b``, in the order that the gradients are in."""
+        return {name: (c.to(z.dtype) @ z.flatten(1)).view(z.shape[1:]) for name, z in self.gradients.items()}
 
 
 def in_chunks(samples: int, numbers_each: int, like: Tensor) -> Iterator[slice]:
