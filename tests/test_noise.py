@@ -7,6 +7,7 @@ import pytest
 import torch
 from privacy_checks import noise_law_p_values
 
+from spectral_dp import noise as noise_module
 from spectral_dp.noise import SecureNoise, SeededNoise
 
 ALPHA = 1e-4  # both sources are tested once per run of each test: one false alarm in thousands of runs
@@ -105,3 +106,39 @@ def test_a_foreign_state_is_refused():
         seeded().load_state_dict({})
     with pytest.raises(ValueError, match="no state"):
         SecureNoise().load_state_dict(seeded().state_dict())
+
+
+def check_no_value_comes_twice(source):
+    """A value handed out twice could be subtracted by whoever sees both releases."""
+    small = noise_module._SMALL
+    sizes = [1, 7, small, 3, small + 1, *[small - 1] * 20]
+    drawn = [source.normal((size,), dtype=torch.float64) for size in sizes]
+    assert [len(values) for values in drawn] == sizes
+    everything = torch.cat(drawn)
+    assert len(everything.unique()) == len(everything)
+
+
+def test_small_draws_share_a_reserve_and_never_a_value():
+    check_no_value_comes_twice(source := SecureNoise())
+    source.normal((1,)).fill_(0)  # what was handed out is the caller's, not a window into the reserve
+    assert bool((source.normal((100,), dtype=torch.float64) != 0).all())
+    source._rekey()  # as in a forked process
+    assert len(source._reserve) == 0
+
+
+def test_control_a_reserve_that_is_not_used_up_is_caught():
+    class Repeating(SecureNoise):
+        def normal(self, shape, **options):
+            reserve, values = self._reserve, super().normal(shape, **options)
+            self._reserve = reserve if len(reserve) else self._reserve
+            return values
+
+    with pytest.raises(AssertionError):
+        check_no_value_comes_twice(Repeating())
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))])
+def test_the_reserve_is_not_copied(clone):
+    source = SecureNoise()
+    source.normal((1,))  # fills it
+    assert not torch.equal(clone(source).normal((100,)), source.normal((100,)))

@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 _CHUNK = 1 << 17  # normals made at a time: few enough to stay in the cache, enough to keep all cores busy
+_SMALL = 1 << 13  # from so many on, a draw of their own is worth its overhead
 
 
 class NoiseSource(ABC):
@@ -77,6 +78,7 @@ class SecureNoise(NoiseSource):
             bytes(8) + os.urandom(8),
         )  # the first 8 bytes count blocks: 2^70 bytes a key
         self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+        self._reserve = torch.empty(0, dtype=torch.float64)
         self._pid = os.getpid()
 
     def normal(
@@ -90,6 +92,15 @@ class SecureNoise(NoiseSource):
         if os.getpid() != self._pid:
             self._rekey()
         count = math.prod(shape)
+        if count > _SMALL:
+            out = self._draw(count, dtype)
+        else:  # most parameters have few numbers: one draw serves many of them
+            if count > len(self._reserve):
+                self._reserve = self._draw(_CHUNK // 2, torch.float64)
+            out, self._reserve = self._reserve[:count].to(dtype, copy=True), self._reserve[count:]
+        return out.view(tuple(shape)).to(device)
+
+    def _draw(self, count: int, dtype: torch.dtype) -> Tensor:
         out = torch.empty(count, dtype=dtype)
         random_bytes = bytearray(8 * min(_CHUNK, max(count + count % 2, 2)))
         zeros = bytes(len(random_bytes))
@@ -97,7 +108,7 @@ class SecureNoise(NoiseSource):
             size = min(_CHUNK, count - start)
             self._stream.update_into(zeros, random_bytes)  # zeros in, key stream out
             _box_muller(torch.frombuffer(random_bytes, dtype=torch.int64), out[start : start + size])
-        return out.view(tuple(shape)).to(device)
+        return out
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -209,7 +209,7 @@ class PrivateOptimizer(Optimizer):
         sizes = [sum(sums[p].numel() for p in block) for block in blocks]
         for block, bound in zip(blocks, self.clipping.noise_bounds(sizes), strict=True):
             for parameter in block:
-                clipped = Clipped(sums[parameter], bound)
+                clipped = Clipped(sums.pop(parameter), bound)
                 noisy = add_noise(clipped, self.noise_multiplier, self.noise, self.relation)
                 self.gradients.observe(parameter, noisy, self.noise_multiplier * clipped.sensitivity(self.relation))
                 gradient = self.gradients.gradient(parameter, noisy) / self.expected_batch_size

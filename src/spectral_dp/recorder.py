@@ -202,6 +202,9 @@ def _anchor(like: Tensor) -> Tensor:
 
 
 def _detached(call: Call) -> Call:
+    if not call.kwargs and all(isinstance(value, Tensor) for value in call.args):
+        return Call(tuple(value.detach() for value in call.args), {})
+
     def detach(value: Any) -> Any:
         return value.detach() if isinstance(value, Tensor) else value
 

@@ -32,6 +32,7 @@ from spectral_dp.gradients.rule import (
     as_tokens,
     in_chunks,
     merge_tokens,
+    over_tokens,
     register,
     token_norms,
     weigh,
@@ -56,7 +57,10 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         return (self.module.block_size,)
 
     def begin_step(self, step: int) -> None:
+        before = self.gains
         super().begin_step(step)
+        if step > 0 and self.gains is before:
+            return
         d = self.module.block_size
         pre = torch.ones(d).double() if self.gains is None else self.gains.pre.double()
         a = pre[[max(2 * f - 1, 0) for f in range(d // 2 + 1)]]
@@ -88,7 +92,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         if self.trains("weight"):
             total = total + self._powers(x, dA) @ self._norm_weights.to(dA)
         if self.trains("bias"):
-            total = total + torch.linalg.vector_norm(_over_tokens(dA), dim=1).square()
+            total = total + torch.linalg.vector_norm(over_tokens(dA), dim=1).square()
         return total
 
     def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -99,11 +103,14 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         x, dA = self._tokens(x, dA)
         sums = {}
         if self.trains("weight"):
-            block_sum = _short_sum if self.module.block_size <= SHORT_BLOCK else _long_sum
-            total = block_sum(self._kept, *self._blocks(x, dA), c.repeat_interleave(dA.shape[1]))
-            sums["weight"] = total if self.gains is None else self.analyse(total)
+            blocks, c_token = self._blocks(x, dA), c.repeat_interleave(dA.shape[1])
+            if self.module.block_size <= SHORT_BLOCK:
+                sums["weight"] = _short_sum(self._kept, *blocks, c_token, self.projection(dA))
+            else:
+                total = _long_sum(self._kept, *blocks, c_token)
+                sums["weight"] = total if self.gains is None else self.analyse(total)
         if self.trains("bias"):
-            sums["bias"] = c.to(dA.dtype) @ _over_tokens(dA)
+            sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
         return sums
 
     def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
@@ -120,9 +127,10 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         every token that it meets in the Gram matrices.
         """
         (_, T, m), (p, q, d) = dA.shape, self.module.weight.shape
-        products, numbers = len(bilinear(self._counted, dA.dtype, dA.device)[0]) * p * q, T * (q * d + m)
+        numbers = T * (q * d + m)
         if T == 1 or d > SHORT_BLOCK or p * q * d > 2 * numbers:
             return False
+        products = (len(self._counted.singles) + 3 * len(self._counted.pairs)) * p * q
         return products * (T + 40) < numbers * (360 + 5 * T)
 
     def _form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
@@ -132,15 +140,14 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         if self.trains("weight"):
             out["weight"] = self._coordinates(x, dA)
         if self.trains("bias"):
-            out["bias"] = _over_tokens(dA)
+            out["bias"] = over_tokens(dA)
         return out
 
     def _coordinates(self, x: Tensor, dA: Tensor) -> Tensor:
         """As combinations of ``R`` products of the tokens' transforms."""
         (B, T, _), (p, q, _) = dA.shape, self.module.weight.shape
         A, V, C = bilinear(self._counted, dA.dtype, dA.device)
-        projection, R = self.projection(dA, counted=True), len(A)
-        combine = V.T if projection is None else projection @ V.T
+        combine, R = _onto(self.projection(dA, counted=True), V), len(A)
         z = dA.new_empty(B, len(combine), p * q)
         for rows in in_chunks(B, R * (T * (p + q) + p * q), dA):
             X, D = self._blocks(x[rows], dA[rows])
@@ -173,10 +180,6 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         return to_blocks(x.flatten(0, 1), d), to_blocks(dA.flatten(0, 1), d)
 
 
-def _over_tokens(dA: Tensor) -> Tensor:
-    return dA[:, 0] if dA.shape[1] == 1 else dA.sum(1)
-
-
 def _lengths(blocks: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     """``||X(f)||``, ``(N, F)``, and how large it can be for all that rounding did to it."""
     if band.d <= SHORT_BLOCK:
@@ -191,12 +194,17 @@ def _lengths(blocks: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None] + underflow
 
 
-def _short_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
-    """``Σ_n c_n g_n`` in these frequencies, ``(p, q, d)``: ``V^t Σ_n c_n (C dA_n) (A x_n)``."""
+def _onto(projection: Tensor | None, V: Tensor) -> Tensor:
+    """From the ``R`` products of a pair of blocks to the coordinates of its gradient, ``(M, R)``."""
+    return V.T if projection is None else projection @ V.T
+
+
+def _short_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor, projection: Tensor | None) -> Tensor:
+    """Coordinates of ``Σ_n c_n g_n``, ``(p, q, M)``: the projection of ``V^t Σ_n c_n (C dA_n) (A x_n)``."""
     A, V, C = bilinear(band, dA.dtype, dA.device)
     x, dA = weigh(on_blocks(A, x), on_blocks(C, dA), c)
     products = torch.bmm(dA.permute(1, 2, 0), x.transpose(0, 1))  # (R, p, q)
-    return (products.flatten(1).T @ V).unflatten(0, products.shape[1:])
+    return (products.flatten(1).T @ _onto(projection, V).T).unflatten(0, products.shape[1:])
 
 
 def _long_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:

@@ -67,8 +67,11 @@ def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection
             torch.bmm(shifts[..., u * dh : u * dh + row_span : sh, :].reshape(n * groups, kw * c_in_group, -1), outer)
             for u in range(kh)
         ]
-        stacked = torch.stack(taps, 1).view(n, groups, kh * kw, c_in_group * c_out_group)
-        z[rows] = (stacked if projection is None else projection @ stacked).view(n, *z.shape[1:])
+        out = z[rows].flatten(3)
+        if projection is None:
+            torch.stack(taps, 1, out=out.view(n * groups, kh, kw * c_in_group, c_out_group))
+        else:
+            torch.matmul(projection, torch.stack(taps, 1).view(n, groups, kh * kw, -1), out=out)
     return z
 
 

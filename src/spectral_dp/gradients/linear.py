@@ -13,9 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, merge_tokens, register, token_norms, weigh
+from spectral_dp.gradients.rule import (
+    Rule,
+    Spectral,
+    as_tokens,
+    merge_tokens,
+    over_tokens,
+    register,
+    token_norms,
+    weigh,
+)
 
 
 @register(nn.Linear)
@@ -47,7 +57,7 @@ class LinearRule(Rule[nn.Linear]):
         if self.trains("weight"):
             total = total + token_norms(self._inputs(x, counted=True), dA)
         if self.trains("bias"):
-            total = total + dA.sum(1).square().sum(1)
+            total = total + torch.linalg.vector_norm(over_tokens(dA), dim=1).square()
         return total
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -58,7 +68,7 @@ class LinearRule(Rule[nn.Linear]):
             total = right.flatten(0, 1).T @ left.flatten(0, 1)
             sums["weight"] = total.view(self.coefficient_shape("weight"))
         if self.trains("bias"):
-            sums["bias"] = c.to(dA.dtype) @ dA.sum(1)
+            sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
         return sums
 
     def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
@@ -67,7 +77,7 @@ class LinearRule(Rule[nn.Linear]):
         if self.trains("weight"):
             out["weight"] = dA.mT @ self._inputs(x, counted=True)
         if self.trains("bias"):
-            out["bias"] = dA.sum(1)
+            out["bias"] = over_tokens(dA)
         return out
 
     def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:

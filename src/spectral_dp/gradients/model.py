@@ -81,12 +81,14 @@ class ModelGradients:
         this = weakref.ref(self)  # as the recorder's hooks: the last reference to this is the user's
 
         def condense(module: nn.Module, call: Call, dA: Tensor) -> tuple[Any, Tensor]:
-            gradients = this()
-            if gradients is None:
+            if (gradients := this()) is None:
                 return call, dA
+            rule = gradients._rules[module]
+            x = _input(rule, call)
+            if type(rule).condense is Rule.condense:
+                return x, dA
             with gradients._undisturbed():
-                rule = gradients._rules[module]
-                return rule.condense(_input(rule, call), dA)
+                return rule.condense(x, dA)
 
         return condense
 
@@ -241,9 +243,10 @@ class RecordedBatch:
         """
         gradients = self._gradients
         sums: dict[nn.Parameter, Tensor] = {}
+        some_left_out = bool((c == 0).any())
         with gradients._undisturbed():
             for i, row in enumerate(c.expand(len(self._uses), self.size)):
-                sums |= self._block_sums(i, row)
+                sums |= self._block_sums(i, row, row == 0 if some_left_out else None)
             return {p: sums[p] if p in sums else gradients.zeros(p) for p in gradients.trained}
 
     def _block_norms(self, i: int) -> Tensor:
@@ -255,19 +258,19 @@ class RecordedBatch:
             return rule.squared_norms(x, dA)
         return torch.stack([z.flatten(1).double().square().sum(1) for _, _, z in self._per_sample(i).values()]).sum(0)
 
-    def _block_sums(self, i: int, c: Tensor) -> dict[nn.Parameter, Tensor]:
+    def _block_sums(self, i: int, c: Tensor, left_out: Tensor | None) -> dict[nn.Parameter, Tensor]:
         uses = self._uses[i]
         if len(uses) > 1:  # of the numbers the norm was taken of: uses may cancel, and their rounding errors do not
             sums = {}
             for parameter, ((rule, _, _), name, counted) in self._per_sample(i).items():
-                z = _without(c == 0, None, rule.kept_of_counted(name, counted))[1]
+                z = _without(left_out, None, rule.kept_of_counted(name, counted))[1]
                 # In the shape that a single use has: the next part of a logical step may use the layer once.
                 sums[parameter] = torch.tensordot(c.to(z.dtype), z, dims=1).reshape(rule.coefficient_shape(name))
             self._formed.pop(i)
             return sums
         sums = {}
         for rule, x, dA in uses:
-            for name, value in rule.clipped_sum(*_without(c == 0, x, dA), c).items():
+            for name, value in rule.clipped_sum(*_without(left_out, x, dA), c).items():
                 sums[rule.parameter(name)] = value
         return sums
 
@@ -368,6 +371,9 @@ def _input(rule: Rule[Any], call: Call) -> Any:
 
 def _views(x: Any, dA: Tensor, views: int) -> Iterator[tuple[Any, Tensor]]:
     """The views of each sample as uses of their own."""
+    if views == 1:
+        yield x, dA
+        return
     rows = len(dA)
     if rows % views:
         raise ValueError(f"a batch of {rows} rows does not hold {views} views of every sample")
@@ -395,9 +401,9 @@ def _merged(uses: list[Use]) -> list[Use]:
     return uses
 
 
-def _without(left_out: Tensor, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
-    """Zeros in the samples that are left out: a weight of zero times infinity would be NaN."""
-    if not bool(left_out.any()):
+def _without(left_out: Tensor | None, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
+    """Zeros in the samples that are left out, if any: a weight of zero times infinity would be NaN."""
+    if left_out is None:
         return x, dA
 
     def blank(t: Tensor) -> Tensor:

@@ -83,6 +83,8 @@ class Rule(ABC, Generic[Module]):
         self.spectral = spectral
         self.transform: Transform = get_transform(spectral.transform or self.default_transform)
         self.gains: Gains | None = None
+        self._matrices_of: Gains | None = None
+        self._matrices: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         self.begin_step(0)
 
     def begin_step(self, step: int) -> None:
@@ -114,7 +116,7 @@ class Rule(ABC, Generic[Module]):
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Returns the parameters that the rule covers."""
-        return dict(self.module.named_parameters(recurse=False))
+        return {name: p for name, p in self.module._parameters.items() if p is not None}  # its own, not its children's
 
     def parameter(self, name: str) -> nn.Parameter:
         """Returns one of them."""
@@ -176,32 +178,53 @@ class Rule(ABC, Generic[Module]):
         """
         assert self.gains is not None
         dims = tuple(range(-self.gains.pre.ndim, 0))
+        if self._is_short:
+            projection = self.projection(signal, counted=counted)
+            assert projection is not None
+            return signal.flatten(-len(dims)) @ projection.T
         z = self.transform.forward(signal, dims)
         if counted and self.gains.clips_dropped:
             return (z * self.gains.pre.to(z)).flatten(-len(dims))[..., self.gains.counted.flatten().to(z.device)]
         z = self.gains.compress(z)
         return z if self.gains.kept_pre is None else z * self.gains.kept_pre.to(z)
 
+    def synthesise(self, coefficients: Tensor) -> Tensor:
+        """Signal ``(..., *coordinate_shape)`` of kept coordinates ``(..., M)``, after the post-gains."""
+        assert self.gains is not None
+        if self._is_short:
+            back = self._matrix("back", coefficients)
+            return (coefficients @ back).unflatten(-1, self.gains.pre.shape)
+        if self.gains.kept_post is not None:
+            coefficients = coefficients * self.gains.kept_post.to(coefficients)
+        return self.transform.inverse(self.gains.expand(coefficients), tuple(range(-self.gains.pre.ndim, 0)))
+
     def projection(self, like: Tensor, *, counted: bool = False) -> Tensor | None:
         """Kept (or counted) basis vectors times their pre-gains, ``(M, N)``; None without a filter."""
-        if self.gains is None:
-            return None
-        basis = self.transform.basis(self.gains.pre.shape, dtype=like.dtype, device=like.device)
-        rows = (self.gains.counted if counted else self.gains.kept).flatten().to(like.device)
-        return (self.gains.pre.flatten().to(like)[:, None] * basis)[rows]
+        return None if self.gains is None else self._matrix("counted" if counted else "kept", like)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the signal is so short that a matrix of the kept basis vectors beats transform and filter."""
+        return self.gains is not None and self.gains.pre.numel() <= self.transform.matmul_limit
+
+    def _matrix(self, use: Literal["kept", "counted", "back"], like: Tensor) -> Tensor:
+        """Rows of the basis times their gains; for the way back, post-gains. Made once for the same gains."""
+        gains, key = self.gains, (use, like.dtype, like.device)
+        assert gains is not None
+        if self._matrices_of is not gains:
+            self._matrices_of, self._matrices = gains, {}
+        if key not in self._matrices:
+            basis = self.transform.basis(gains.pre.shape, dtype=like.dtype, device=like.device)
+            rows = (gains.counted if use == "counted" else gains.kept).flatten().to(like.device)
+            gain = (gains.post if use == "back" else gains.pre).flatten().to(like)
+            self._matrices[key] = (gain[:, None] * basis)[rows]
+        return self._matrices[key]
 
     def kept_of_counted(self, name: str, z: Tensor) -> Tensor:
         """Picks, from what :meth:`per_sample` returned, what is released."""
         if name != "weight" or self.gains is None or not self.gains.clips_dropped:
             return z
         return z[..., self.gains.kept.flatten()[self.gains.counted.flatten()].to(z.device)]
-
-    def synthesise(self, coefficients: Tensor) -> Tensor:
-        """Signal ``(..., *coordinate_shape)`` of kept coordinates ``(..., M)``, after the post-gains."""
-        assert self.gains is not None
-        if self.gains.kept_post is not None:
-            coefficients = coefficients * self.gains.kept_post.to(coefficients)
-        return self.transform.inverse(self.gains.expand(coefficients), tuple(range(-self.gains.pre.ndim, 0)))
 
 
 _RULES: dict[type[nn.Module], Callable[[Any, Spectral], Rule[Any]]] = {}
@@ -242,10 +265,10 @@ def token_norms(x: Tensor, dA: Tensor) -> Tensor:
     few samples at a time, whichever is cheaper. Never the sum of the tokens' norms, which is another number.
     """
     tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
-    x_lengths, dA_lengths = _square(x).sum(2).sqrt(), _square(dA).sum(2).sqrt()
+    x_lengths, dA_lengths = torch.linalg.vector_norm(x, dim=2), torch.linalg.vector_norm(dA, dim=2)
     if tokens == 1:
-        squared, from_gram = (x_lengths * dA_lengths).square().squeeze(1), False
-    elif tokens * (n + m) <= n * m:
+        return outer_norms(x_lengths, dA_lengths, n, m).square().squeeze(1)
+    if tokens * (n + m) <= n * m:
         gram = (x @ x.mH) * (dA @ dA.mH).conj()
         squared, from_gram = (gram.real if gram.is_complex() else gram).sum((1, 2)), True
     else:
@@ -276,10 +299,16 @@ def rounded_up(
     """
     info = torch.finfo(x_lengths.dtype)
     length = (x_lengths * dA_lengths).sum(1)
-    most = ((x_lengths + math.sqrt(n * info.tiny)) * (dA_lengths + math.sqrt(m * info.tiny))).sum(1)
+    most = outer_norms(x_lengths, dA_lengths, n, m).sum(1)
     terms = x_lengths.shape[1] if x_lengths.shape[1] > 1 else 0
     norms = squared_norms.clamp(min=0).sqrt() + (most - length) + terms * info.eps * most
     return norms.square() + (GRAM_ROUNDING * info.eps * most.square() if from_gram else 0)
+
+
+def outer_norms(x_lengths: Tensor, dA_lengths: Tensor, n: int, m: int) -> Tensor:
+    """Norms of ``dA x^T``, plus what the underflow of squares can have hidden; see :func:`rounded_up`."""
+    tiny = torch.finfo(x_lengths.dtype).tiny
+    return (x_lengths + math.sqrt(n * tiny)) * (dA_lengths + math.sqrt(m * tiny))
 
 
 def _square(t: Tensor) -> Tensor:
@@ -325,6 +354,11 @@ def in_chunks(samples: int, numbers_each: int, like: Tensor) -> Iterator[slice]:
 def as_tokens(t: Tensor) -> Tensor:
     """``(B, ..., n) -> (B, T, n)``."""
     return t[:, None] if t.ndim == 2 else t.flatten(1, -2)
+
+
+def over_tokens(dA: Tensor) -> Tensor:
+    """``(B, T, m) -> (B, m)``, summed: the gradient of a bias."""
+    return dA[:, 0] if dA.shape[1] == 1 else dA.sum(1)
 
 
 def merge_tokens(uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
