@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test test-slow lint figures bench clean
+.PHONY: demo test test-slow lint figures bench bench-parts clean
 
 # Settings of the demonstration: chosen on a validation split of the digits (see docs/training.md).
 DEMO := --dataset digits --model model1 --epsilon 3 --epochs 20 --batch-size 256 --max-grad-norm 0.1 --schedule cosine
@@ -27,8 +27,13 @@ lint: $(VENV)/installed-dev
 figures: $(VENV)/installed
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
 
+# Hours, on a machine that does nothing else. What is remeasured later (--models, --curves) takes its place there.
 bench: $(VENV)/installed-dev
-	for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done
+	for part in overheads training growth; do $(BIN)/python benchmarks/bench_$$part.py --out results/bench || exit 1; done
+
+bench-parts: $(VENV)/installed-dev
+	for part in accounting block_circulant gradients mechanism transforms; do \
+		$(BIN)/python benchmarks/bench_$$part.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

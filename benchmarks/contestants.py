@@ -1,92 +1,59 @@
 """The training steps that are timed: plain PyTorch, Opacus in its modes, and ours, on the same models and batches.
 
 Each contestant is a function from a workload to a *step*: a callable that trains on one batch of the given size.
-Private ones are driven without their samplers, whose batches vary in size; sampling is timed apart.
+Private ones are driven without their samplers, whose batches vary in size; sampling is timed apart. A step ends by
+clearing gradients, so that a contestant that waits for its turn holds no per-sample gradients.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from workloads import Workload
 
-from spectral_dp import SpectralConfig, convert_linear, models
-from spectral_dp.clipping import clipping_policy
+from spectral_dp import SpectralConfig
+from spectral_dp.clipping import ClippingName, clipping_policy
 from spectral_dp.gradients import ModelGradients
 from spectral_dp.noise import SecureNoise
 from spectral_dp.optimizer import PrivateOptimizer
 
 Step = Callable[[], None]
+Contestant = Callable[[Workload], Step]
 SIGMA, CLIP, RATE = 1.0, 1.0, 0.1
 
 
-class TransformerBlock(nn.Module):
-    """Attention over tokens with projections as separate dense layers, then a two-layer network, then a classifier."""
-
-    def __init__(self, width: int = 256, heads: int = 4, tokens: int = 64, classes: int = 10) -> None:
-        super().__init__()
-        self.tokens, self.heads = tokens, heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.out = nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(x)
-        q, k, v = (f(y).unflatten(2, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        attended = (torch.softmax(q @ k.transpose(2, 3) / q.shape[-1] ** 0.5, -1) @ v).transpose(1, 2).flatten(2)
-        x = x + self.out(attended)
-        x = x + self.down(F.relu(self.up(self.norm2(x))))
-        return self.head(x.mean(1))
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A model and a batch size; ``block_size`` makes the dense layers block-circulant, but never those of ``plain``."""
-
-    model: str
-    batch_size: int
-    block_size: int | None = None
-
-    def build(self, *, dense: bool = False) -> nn.Module:
-        torch.manual_seed(0)
-        block_size = None if dense else self.block_size
-        if self.model == "transformer":
-            model: nn.Module = TransformerBlock()
-            return model if block_size is None else convert_linear(model, block_size, skip=["head"])
-        shape = (1, 28, 28) if self.model in ("model1", "lenet5") else (3, 32, 32)
-        return models.build(self.model, input_shape=shape, classes=10, block_size=block_size, last_block_size=10)
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(1)
-        shapes = {"model1": (1, 28, 28), "lenet5": (1, 28, 28), "transformer": (64, 256)}
-        x = torch.randn(self.batch_size, *shapes.get(self.model, (3, 32, 32)))
-        return x, torch.randint(10, (self.batch_size,))
-
-
-def plain(work: Workload) -> Step:
-    """Ordinary training of the dense model."""
-    model, (x, y) = work.build(dense=True), work.batch()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Any, work: Workload) -> Step:
+    x, y = work.batch()
 
     def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        loss_of(model(x), y).backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return step
 
 
-def ours(spectral: Callable[[nn.Module], SpectralConfig], clipping: str = "flat") -> Callable[[Workload], Step]:
+def plain(*, dense: bool = True) -> Contestant:
+    """Ordinary training, of the dense model unless told otherwise."""
+
+    def make(work: Workload) -> Step:
+        model = work.build(dense=dense)
+        return training_step(model, torch.optim.SGD(model.parameters(), lr=RATE), F.cross_entropy, work)
+
+    return make
+
+
+def ours(spectral: Callable[[nn.Module], SpectralConfig], clipping: ClippingName = "flat") -> Contestant:
     """Ours, with secure noise, as the engine sets it up."""
 
     def make(work: Workload) -> Step:
-        model, (x, y) = work.build(), work.batch()
+        model = work.build()
         optimizer = PrivateOptimizer(
             torch.optim.SGD(model.parameters(), lr=RATE),
             ModelGradients(model, spectral(model).spectral(model)),
@@ -95,45 +62,34 @@ def ours(spectral: Callable[[nn.Module], SpectralConfig], clipping: str = "flat"
             expected_batch_size=work.batch_size,
             noise=SecureNoise(),
         )
-
-        def step() -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-        return step
+        return training_step(model, optimizer, F.cross_entropy, work)
 
     return make
 
 
-def opacus(mode: str) -> Callable[[Workload], Step]:
-    """DP-SGD by Opacus, in one of its modes, on the dense model (it has no rule for block-circulant layers)."""
+def opacus(mode: str, *, dense: bool = True) -> Contestant:
+    """DP-SGD by Opacus in one of its modes, with noise from torch's generator, which is the quicker of its two.
+
+    It has no rule for block-circulant layers: those it differentiates by functorch, whatever the mode.
+    """
 
     def make(work: Workload) -> Step:
         from opacus import PrivacyEngine
 
         warnings.simplefilter("ignore")
-        model, (x, y) = work.build(dense=True), work.batch()
-        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=work.batch_size)
-        criterion = nn.CrossEntropyLoss()
-        made = PrivacyEngine().make_private(
+        model, criterion = work.build(dense=dense), nn.CrossEntropyLoss()
+        records = TensorDataset(torch.zeros(work.batch_size))  # only their number matters: nobody loads them
+        made: Any = PrivacyEngine().make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
-            data_loader=loader,
+            data_loader=DataLoader(records, batch_size=work.batch_size),
             noise_multiplier=SIGMA,
             max_grad_norm=CLIP,
             poisson_sampling=False,
             grad_sample_mode=mode,
             **({"criterion": criterion} if mode == "ghost" else {}),
         )
-        model, optimizer, loss_of = made[0], made[1], made[2] if mode == "ghost" else criterion
-
-        def step() -> None:
-            optimizer.zero_grad()
-            loss_of(model(x), y).backward()
-            optimizer.step()
-
-        return step
+        return training_step(made[0], made[1], made[2] if mode == "ghost" else criterion, work)
 
     return make
 
@@ -152,12 +108,21 @@ def nothing(model: nn.Module) -> SpectralConfig:
     return SpectralConfig.dpsgd()
 
 
-CONTESTANTS: dict[str, Callable[[Workload], Step]] = {
-    "plain": plain,
+CONTESTANTS: dict[str, Contestant] = {
+    "plain": plain(),
+    "plain, blocks": plain(dense=False),
     "spectral": ours(half),
-    "dpsgd": ours(nothing),
     "spectral, per layer": ours(half, "per_layer"),
+    "dpsgd": ours(nothing),
+    "dpsgd, per layer": ours(nothing, "per_layer"),
     "opacus hooks": opacus("hooks"),
     "opacus ghost": opacus("ghost"),
     "opacus functorch": opacus("functorch"),
+    "opacus hooks, blocks": opacus("hooks", dense=False),
+    "opacus ghost, blocks": opacus("ghost", dense=False),
 }
+
+
+def contestants_for(work: Workload) -> list[str]:
+    """The names of those that make a difference there: without blocks, the forms in blocks are the dense ones."""
+    return [name for name in CONTESTANTS if work.block_size is not None or not name.endswith(", blocks")]

@@ -1,0 +1,124 @@
+"""What a private step costs, counted in operations and numbers, not seconds: no path may fall back to a slow one.
+
+The same models and steps as in ``benchmarks/``, at small batches. Limits are about a tenth above what was counted; what
+they are meant to catch costs a third more or several times as much, as the controls show.
+"""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from contestants import CONTESTANTS
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+from workloads import Workload
+
+from spectral_dp.gradients import rule as rule_module
+from spectral_dp.gradients.block_circulant import BlockCirculantRule
+from spectral_dp.gradients.conv import KernelConvRule
+from spectral_dp.gradients.fallback import FallbackRule
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Ratios to a plain step of the dense model: multiplications, numbers written, and the largest tensor."""
+
+    model: str
+    block_size: int | None
+    flops: float
+    numbers: float
+    largest: float
+
+    def workload(self, batch_size=BATCH):
+        return Workload(self.model, batch_size, self.block_size, width=64)
+
+
+LIMITS = {
+    "model1": Limits("model1", None, 1.15, 8.0, 1.0),  # of its numbers, six in seven are noise and its making
+    "model1 blocks": Limits("model1", 8, 0.3, 1.7, 0.3),
+    "lenet5": Limits("lenet5", None, 1.1, 2.2, 1.0),
+    "model2": Limits("model2", None, 1.1, 2.0, 1.0),
+    "model3": Limits("model3", None, 1.1, 2.8, 1.25),
+    "transformer blocks": Limits("transformer", 8, 0.95, 2.4, 1.0),
+}
+
+
+class Tally(TorchDispatchMode):
+    """Counts the numbers that operations write, views apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers, self.largest = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [] if func.is_view else [t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self.numbers += sum(sizes)
+        self.largest = max(self.largest, *sizes, 0)
+        return out
+
+
+def cost(contestant, work):
+    """Multiplications (as torch counts them, twice), numbers written and largest tensor of one step."""
+    step = CONTESTANTS[contestant](work)
+    step()  # what is made once, such as a basis, is not part of a step
+    with FlopCounterMode(display=False) as arithmetic:
+        step()
+    with Tally() as tally:
+        step()
+    return arithmetic.get_total_flops(), tally.numbers, tally.largest
+
+
+def check(name, contestant="spectral"):
+    limits = LIMITS[name]
+    ours, plain = cost(contestant, limits.workload()), cost("plain", limits.workload())
+    ratios = [a / b for a, b in zip(ours, plain, strict=True)]
+    for what, ratio in zip(("flops", "numbers", "largest"), ratios, strict=True):
+        assert ratio <= getattr(limits, what), f"{what} over plain: {ratio:.2f}"
+
+
+@pytest.mark.parametrize("contestant", ["spectral", "dpsgd", "spectral, per layer"])
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_private_step_costs_about_as_much_as_a_plain_one(name, contestant):
+    check(name, contestant)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_cost_grows_no_faster_than_the_batch(name):
+    """Slope at most 1.05 on logarithmic axes."""
+    small, large = (cost("spectral", LIMITS[name].workload(batch)) for batch in (BATCH // 4, BATCH))
+    for what, a, b in zip(("flops", "numbers"), small, large, strict=False):
+        assert math.log(b / a) / math.log(4) <= 1.05, what
+
+
+class TestControls:
+    """Each is a way back to something slow, and must not pass."""
+
+    @pytest.mark.parametrize("name", ["lenet5", "model2", "model3"])
+    def test_gram_matrices_of_large_maps(self, name, monkeypatch):
+        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+        with pytest.raises(AssertionError):
+            check(name)
+
+    def test_per_sample_gradients_of_many_channels(self, monkeypatch):
+        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: False)
+        with pytest.raises(AssertionError):
+            check("model3")
+
+    def test_gram_matrices_of_many_tokens(self, monkeypatch):
+        monkeypatch.setattr(BlockCirculantRule, "_forms", lambda *_: False)
+        with pytest.raises(AssertionError):
+            check("transformer blocks", "dpsgd")
+
+    @pytest.mark.filterwarnings("ignore:no rule for")
+    @pytest.mark.parametrize("name", ["model1", "lenet5", "model2"])
+    def test_the_general_fallback(self, name, monkeypatch):
+        for kind in (nn.Linear, nn.Conv2d):
+            monkeypatch.setitem(rule_module._RULES, kind, FallbackRule)
+        with pytest.raises(AssertionError):
+            check(name, "dpsgd")
