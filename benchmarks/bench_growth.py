@@ -29,6 +29,7 @@ from workloads import Workload
 from spectral_dp.files import save_figure, write_json, write_text
 
 BATCH = 256
+_SMALLEST = 4.0  # MB
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def slopes(entries: list[Entry]) -> list[dict[str, Any]]:
         points = [entry for entry in entries if entry.name == name]
         for contestant in curve.contestants:
             standings = [(e.size, s) for e in points if (s := e.standing(contestant))]
-            there = [(size, s.time.median, max(s.memory_mb, 0.1)) for size, s in standings if s.time and s.memory_mb]
+            # Peaks of less than a few megabytes are within what a process varies by.
+            there = [(n, s.time.median, s.memory_mb) for n, s in standings if s.time and (s.memory_mb or 0) > _SMALLEST]
             if not there:
                 continue
             sizes, times, memory_mb = zip(*there, strict=True)

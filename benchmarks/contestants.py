@@ -8,33 +8,32 @@ clearing gradients, so that a contestant that waits for its turn holds no per-sa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from workloads import Workload
 
-from spectral_dp import SpectralConfig
-from spectral_dp.clipping import ClippingName, clipping_policy
-from spectral_dp.gradients import ModelGradients
-from spectral_dp.noise import SecureNoise
-from spectral_dp.optimizer import PrivateOptimizer
+from spectral_dp import PrivacyEngine, SpectralConfig
+from spectral_dp.clipping import ClippingName
 
 Step = Callable[[], None]
 Contestant = Callable[[Workload], Step]
 SIGMA, CLIP, RATE = 1.0, 1.0, 0.1
 
 
-def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Any, work: Workload) -> Step:
-    x, y = work.batch()
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Any, batches: Iterable[Any]) -> Step:
+    """Trains on every batch there is: one."""
 
     def step() -> None:
-        loss_of(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for x, y in batches:
+            loss_of(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            x.grad = None
 
     return step
 
@@ -44,27 +43,36 @@ def plain(*, dense: bool = True) -> Contestant:
 
     def make(work: Workload) -> Step:
         model = work.build(dense=dense)
-        return training_step(model, torch.optim.SGD(model.parameters(), lr=RATE), F.cross_entropy, work)
+        return training_step(model, torch.optim.SGD(model.parameters(), lr=RATE), F.cross_entropy, [work.batch()])
 
     return make
 
 
 def ours(spectral: Callable[[nn.Module], SpectralConfig], clipping: ClippingName = "flat") -> Contestant:
-    """Ours, with secure noise, as the engine sets it up."""
+    """Ours, through its engine with ledger and checks, and with secure noise."""
 
     def make(work: Workload) -> Step:
         model = work.build()
-        optimizer = PrivateOptimizer(
-            torch.optim.SGD(model.parameters(), lr=RATE),
-            ModelGradients(model, spectral(model).spectral(model)),
-            clipping=clipping_policy(clipping, CLIP, "uniform"),
+        model, optimizer, loader = PrivacyEngine().make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+            data_loader=one_batch(work),
             noise_multiplier=SIGMA,
-            expected_batch_size=work.batch_size,
-            noise=SecureNoise(),
+            max_grad_norm=CLIP,
+            poisson_sampling=False,
+            sample_rate=1.0,
+            clipping=clipping,
+            spectral=spectral(model),
         )
-        return training_step(model, optimizer, F.cross_entropy, work)
+        return training_step(model, optimizer, F.cross_entropy, loader)
 
     return make
+
+
+def one_batch(work: Workload) -> DataLoader[Any]:
+    """A loader for an engine, which has always the same batch at hand."""
+    batch = work.batch()
+    return DataLoader(range(work.batch_size), batch_size=work.batch_size, collate_fn=lambda _: batch)  # type: ignore[arg-type]
 
 
 def opacus(mode: str, *, dense: bool = True) -> Contestant:
@@ -74,22 +82,21 @@ def opacus(mode: str, *, dense: bool = True) -> Contestant:
     """
 
     def make(work: Workload) -> Step:
-        from opacus import PrivacyEngine
+        import opacus
 
         warnings.simplefilter("ignore")
         model, criterion = work.build(dense=dense), nn.CrossEntropyLoss()
-        records = TensorDataset(torch.zeros(work.batch_size))  # only their number matters: nobody loads them
-        made: Any = PrivacyEngine().make_private(
+        made: Any = opacus.PrivacyEngine().make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
-            data_loader=DataLoader(records, batch_size=work.batch_size),
+            data_loader=one_batch(work),
             noise_multiplier=SIGMA,
             max_grad_norm=CLIP,
             poisson_sampling=False,
             grad_sample_mode=mode,
             **({"criterion": criterion} if mode == "ghost" else {}),
         )
-        return training_step(made[0], made[1], made[2] if mode == "ghost" else criterion, work)
+        return training_step(made[0], made[1], made[2] if mode == "ghost" else criterion, [work.batch()])
 
     return make
 

@@ -26,7 +26,7 @@ class Spread:
 
     def text(self, scale: float = 1.0, digits: int = 2) -> str:
         low, median, high = (f"{scale * v:.{digits}f}" for v in (self.low, self.median, self.high))
-        return f"{median} [{low}, {high}]"
+        return median if low == high else f"{median} [{low}, {high}]"
 
 
 def paired_ratio(values: Sequence[float | None], references: Sequence[float | None]) -> Spread | None:

@@ -2,6 +2,9 @@ import copy
 import math
 import os
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -122,8 +125,33 @@ def test_small_draws_share_a_reserve_and_never_a_value():
     check_no_value_comes_twice(source := SecureNoise())
     source.normal((1,)).fill_(0)  # what was handed out is the caller's, not a window into the reserve
     assert bool((source.normal((100,), dtype=torch.float64) != 0).all())
-    source._rekey()  # as in a forked process
+    source._rekey()  # what a forked process does, see above
     assert len(source._reserve) == 0
+
+
+def drawn_by_threads(source):
+    with ThreadPoolExecutor(8) as pool:
+        return torch.cat(list(pool.map(lambda _: source.normal((500,), dtype=torch.float64), range(800))))
+
+
+def test_threads_that_share_a_source_share_no_value():
+    drawn = drawn_by_threads(SecureNoise())
+    assert len(drawn.unique()) == len(drawn)
+
+
+def test_control_without_a_lock_threads_share_values():
+    class Unlocked(SecureNoise):
+        def _take(self, count, dtype):
+            reserve = self._reserve
+            time.sleep(1e-5)  # another thread's turn
+            self._reserve = reserve[count:]
+            return reserve[:count]
+
+    source = Unlocked()
+    source._reserve = torch.randn(1 << 19, dtype=torch.float64)
+    source._one_at_a_time = nullcontext()
+    drawn = drawn_by_threads(source)
+    assert len(drawn.unique()) < len(drawn)
 
 
 def test_control_a_reserve_that_is_not_used_up_is_caught():

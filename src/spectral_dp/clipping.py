@@ -25,6 +25,8 @@ ClippingName = Literal["flat", "per_layer", "automatic"]
 #: Clipping aims this far (relatively) below the bound, so that rounding cannot push a contribution above it.
 ROUNDING_GUARD = 1e-5
 
+_PIECE = 512  # squares that are added up in the precision of the numbers
+
 
 class NonFiniteWarning(RuntimeWarning):
     """Some contributions were NaN or infinite and have been replaced by zero."""
@@ -228,11 +230,14 @@ def clipping_policy(
 def row_norms(z: Tensor) -> Tensor:
     """Returns the norm of each ``z[b]``, ``(B,)`` in float64.
 
-    In pieces: float32 sums of a million squares are off by more than the rounding guard, sums of a few thousand are
-    not, and adding those up in float64 costs nothing.
+    In pieces: torch adds up squares one after the other, and a record made for it (all its squares rounded down) would
+    lose more than the rounding guard in a float32 sum of ten thousand. Of 512 it cannot; those are added up in float64.
     """
-    pieces = [torch.linalg.vector_norm(piece, dim=1).double() for piece in z.flatten(1).split(1 << 15, dim=1)]
-    return torch.linalg.vector_norm(torch.stack(pieces), dim=0)
+    z = z.flatten(1)
+    whole = z.shape[1] // _PIECE * _PIECE
+    pieces = torch.linalg.vector_norm(z[:, :whole].unflatten(1, (-1, _PIECE)), dim=2) if whole else z[:, :0]
+    rest = torch.linalg.vector_norm(z[:, whole:], dim=1, keepdim=True)
+    return torch.linalg.vector_norm(torch.cat([pieces, rest], dim=1).double(), dim=1)
 
 
 def _per_sample(v: Tensor, like: Tensor) -> Tensor:

@@ -156,9 +156,10 @@ class Shaped(Filter):
 
     @cached_property
     def _gains(self) -> Gains:
-        pre = self.pre.detach().double().cpu()
+        # Copies: what is made of gains is kept for as long as they are the same, so nobody may change them.
+        pre = self.pre.detach().to("cpu", torch.float64, copy=True)
         if self.post is not None:
-            return Gains(pre, self.post.detach().double().cpu())
+            return Gains(pre, self.post.detach().to("cpu", torch.float64, copy=True))
         return Gains(pre, torch.where(pre > 0, 1 / pre.where(pre > 0, torch.ones(())), torch.zeros(())))
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:

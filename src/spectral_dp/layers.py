@@ -89,13 +89,15 @@ class BlockCirculantLinear(nn.Module):
         full_precision = self.weight.dtype in (torch.float32, torch.float64) and not autocast
         if not full_precision or not x.numel() or _prefers_dense(*self.weight.shape):
             return F.linear(x, self._dense_weight(), self.bias)
+        if x.ndim == 1:
+            return self(x[None])[0]
         product = (_short_blocks if self.block_size <= SHORT_BLOCK else _long_blocks)(self.weight)
         parts = []
-        for rows in x.reshape(-1, self.in_features).split(ROWS):
-            y = product(to_blocks(rows, self.block_size)).flatten(1)[:, : self.out_features]
+        for part in x.split(max(1, ROWS * len(x) * self.in_features // x.numel())):
+            blocks = to_blocks(part.reshape(-1, self.in_features), self.block_size)
+            y = product(blocks).flatten(1)[:, : self.out_features].reshape(*part.shape[:-1], self.out_features)
             parts.append(y if self.bias is None else y + self.bias)
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def to_dense(self) -> nn.Linear:
         """Returns a dense layer that computes the same."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 _CHUNK = 1 << 17  # normals made at a time: few enough to stay in the cache, enough to keep all cores busy
-_SMALL = 1 << 13  # from so many on, a draw of their own is worth its overhead
+_SMALL = 1 << 13  # more than that are worth the overhead of a draw of their own
 
 
 class NoiseSource(ABC):
@@ -79,6 +80,7 @@ class SecureNoise(NoiseSource):
         )  # the first 8 bytes count blocks: 2^70 bytes a key
         self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
         self._reserve = torch.empty(0, dtype=torch.float64)
+        self._one_at_a_time = threading.Lock()  # a new one in a forked process: the old one may be held for ever
         self._pid = os.getpid()
 
     def normal(
@@ -91,14 +93,17 @@ class SecureNoise(NoiseSource):
         """Returns fresh standard normals of that shape."""
         if os.getpid() != self._pid:
             self._rekey()
-        count = math.prod(shape)
-        if count > _SMALL:
-            out = self._draw(count, dtype)
-        else:  # most parameters have few numbers: one draw serves many of them
-            if count > len(self._reserve):
-                self._reserve = self._draw(_CHUNK // 2, torch.float64)
-            out, self._reserve = self._reserve[:count].to(dtype, copy=True), self._reserve[count:]
+        with self._one_at_a_time:
+            out = self._take(math.prod(shape), dtype)
         return out.view(tuple(shape)).to(device)
+
+    def _take(self, count: int, dtype: torch.dtype) -> Tensor:
+        if count > _SMALL:
+            return self._draw(count, dtype)
+        if count > len(self._reserve):  # most parameters have few numbers: one draw serves many of them
+            self._reserve = self._draw(_CHUNK // 2, torch.float64)
+        taken, self._reserve = self._reserve[:count], self._reserve[count:]
+        return taken.to(dtype, copy=True)
 
     def _draw(self, count: int, dtype: torch.dtype) -> Tensor:
         out = torch.empty(count, dtype=dtype)

@@ -64,7 +64,7 @@ class Recorder:
         for other in [r for r in _LIVE if not r._watched.keys().isdisjoint(self._watched)]:
             other.remove()  # two would hide each other's gradients: the latest wins
         _LIVE.add(self)
-        self._paused = False
+        self._pauses = 0
         self._captures: dict[nn.Module, list[Capture]] = {}
         self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
         this = weakref.ref(self)  # a hook must not keep its recorder alive
@@ -88,11 +88,11 @@ class Recorder:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Lets modules be called without being recorded."""
-        self._paused = True
+        self._pauses += 1
         try:
             yield
         finally:
-            self._paused = False
+            self._pauses -= 1
 
     def take(self) -> dict[nn.Module, list[Capture]]:
         """Returns all recorded uses and forgets them."""
@@ -114,7 +114,7 @@ class Recorder:
         self.remove()
 
     def _before(self, module: nn.Module) -> None:
-        if module not in self._watched or self._paused or not torch.is_grad_enabled():
+        if module not in self._watched or self._pauses or not torch.is_grad_enabled():
             return
         self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
         trained = tuple(p for p in self._watched[module] if p.requires_grad)
@@ -146,10 +146,19 @@ class Recorder:
         inputs = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
         versions = [v._version for v in inputs]
         this = weakref.ref(self)
+        waiting = [
+            (call, inputs)
+        ]  # let go when the backward pass has been here: the graph may live as long as the loss
 
         def capture(dA: Tensor) -> None:
             if (recorder := this()) is None:
                 return
+            if not waiting:
+                raise RuntimeError(
+                    "a second backward pass through the same graph: run the forward pass again, or add the losses and "
+                    "call backward() once"
+                )
+            call, inputs = waiting.pop()
             if [v._version for v in inputs] != versions:
                 raise RuntimeError(
                     f"the input of {type(module).__name__} was changed in place after its forward pass, so its "

@@ -277,9 +277,11 @@ def _by_index(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tens
     if type(dataset) is TensorDataset:
         return lambda i: [t.index_select(0, i.to(t.device)) for t in dataset.tensors]
     if type(dataset) is Subset and (of_all := _by_index(dataset.dataset)):
-        chosen = torch.as_tensor(dataset.indices, device="cpu")
-        if chosen.dtype == torch.long and bool((chosen >= 0).all()):  # from the end: a matter for the general way
-            return lambda i: of_all(chosen[i])
+        indices: Any = dataset.indices
+        chosen: NDArray[Any] = np.array(indices.cpu().numpy() if isinstance(indices, torch.Tensor) else indices)
+        # Anything unusual, such as counting from the end, is a matter for the general way.
+        if chosen.ndim == 1 and np.issubdtype(chosen.dtype, np.integer) and bool((chosen >= 0).all()):
+            return lambda i: of_all(torch.from_numpy(chosen[i.numpy()].astype(np.int64)))
     return None
 
 

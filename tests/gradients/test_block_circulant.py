@@ -7,8 +7,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spectral_dp.clipping import clip_factors
-from spectral_dp.filters import Adaptive, Annealed, Identity, LowPass, PaperBand, Shaped
+from spectral_dp.filters import Adaptive, Annealed, Filter, Identity, LowPass, PaperBand, Shaped
+from spectral_dp.gains import Gains
 from spectral_dp.gradients import ModelGradients, Spectral, block_circulant
+from spectral_dp.gradients import rule as rule_module
 from spectral_dp.gradients.block_circulant import BlockCirculantRule
 from spectral_dp.gradients.rule import find_rule
 from spectral_dp.layers import BlockCirculantLinear
@@ -34,6 +36,7 @@ def path(request, monkeypatch):
     """Short blocks, long blocks and many tokens are computed differently; a wrong choice must never change a value."""
     monkeypatch.setattr(block_circulant, "SHORT_BLOCK", 0 if request.param == "fft" else 10**6)
     monkeypatch.setattr(BlockCirculantRule, "_forms", lambda *_: request.param == "formed")
+    monkeypatch.setattr(rule_module, "CHUNK_BYTES", 1)  # two samples at a time
 
 
 def setting(layer, B, tokens=()):
@@ -252,6 +255,20 @@ def test_no_per_sample_gradient_is_stored(monkeypatch, tokens, short_block):
     assert max(seen.sizes) <= max(2 * dA.numel(), 2 * layer.weight.numel())
 
 
+def test_views_of_one_token_are_condensed_together(monkeypatch):
+    """One use of eight tokens: formed once, since norm and sum must be of the same numbers."""
+    layer = layer_of(16, 16, 4)
+    formed = []
+    form = BlockCirculantRule._form
+    monkeypatch.setattr(BlockCirculantRule, "_form", lambda *args: formed.append(1) or form(*args))
+    gradients = ModelGradients(layer)
+    layer(torch.randn(16, 16, dtype=torch.float64)).square().sum().backward()
+    batch = gradients.take(views=8)
+    batch.clipped_sums(batch.squared_norms().sum(0))
+    gradients.remove()
+    assert len(formed) == 1
+
+
 def test_many_tokens_make_the_gradients_smaller_than_themselves():
     """Then they are formed, once: one product for every chunk of samples, and nothing larger than the tokens."""
     layer = layer_of(64, 64, 8)
@@ -331,6 +348,36 @@ def test_other_transforms_are_refused(transform):
     """Only in Fourier space is the gradient rank one per frequency: norms would be wrong, not slow."""
     with pytest.raises(ValueError, match=f"Fourier.*'{transform}'"):
         BlockCirculantRule(layer_of(8, 8, 4), Spectral(LowPass(0.5), transform=transform))
+
+
+class FromStepFive(Filter):
+    """Gains that are refused from the fifth step on, always the same object."""
+
+    good = Gains(torch.ones(8).double(), torch.ones(8).double())
+    bad = Gains(torch.tensor([1.0, 10, 20, 1, 1, 1, 1, 1]).double(), torch.ones(8).double())
+
+    def gains(self, transform, shape, step=0):
+        return self.good if step < 5 else self.bad
+
+
+def test_gains_that_were_refused_once_are_refused_again():
+    """Else norms would be of the old gains and sums of the new ones, which are up to twenty times as large."""
+    rule = BlockCirculantRule(layer_of(16, 16, 8), Spectral(FromStepFive()))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="average each pair"):
+            rule.begin_step(5)
+
+
+def test_gains_of_a_filter_are_its_own():
+    """Changed from outside, they would differ from what was made of them."""
+    pre = torch.ones(8, dtype=torch.float64)
+    layer = layer_of(16, 16, 8)
+    rule = BlockCirculantRule(layer, Spectral(Shaped(pre, pre)))
+    x, dA, c = setting(layer, 4)
+    before = rule.squared_norms(x, dA), rule.clipped_sum(x, dA, c)["weight"]
+    pre.mul_(10)
+    rule.begin_step(1)
+    torch.testing.assert_close((rule.squared_norms(x, dA), rule.clipped_sum(x, dA, c)["weight"]), before)
 
 
 def test_pre_gains_that_split_a_frequency_are_refused():

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from spectral_dp.filters import Annealed, Identity, LowPass, PaperBand, Shaped
 from spectral_dp.gradients import Spectral
+from spectral_dp.gradients import rule as rule_module
 from spectral_dp.gradients.conv import KernelConvRule
 from spectral_dp.gradients.conv_norms import explicitly_padded
 from spectral_dp.gradients.rule import find_rule
@@ -79,6 +80,7 @@ class TestConvolution:
     @pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS)
     def test_kernel_support(self, module, shape, filter, uses_gram, monkeypatch):
         monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+        monkeypatch.setattr(rule_module, "CHUNK_BYTES", 1)  # two samples at a time
         x, dA, c = setting(module, *shape)
         spectral = Spectral(filter)
         gradients = sample_gradients(module, (x,), dA)

@@ -221,6 +221,40 @@ def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
     assert float(norm) >= 9 * torch.finfo(torch.float32).eps * float(x.norm() * dA.norm())
 
 
+@pytest.mark.parametrize("n", [3072, 25088, 200_000])
+@pytest.mark.parametrize(
+    "make",
+    [lambda n: nn.Linear(n, 2), lambda n: nn.Linear(2, n), lambda n: BlockCirculantLinear(n, 8, 8), nn.LayerNorm],
+    ids=["inputs", "outputs", "blocks", "normalisation"],
+)
+def test_long_rows_of_equal_numbers_are_bounded_in_float32(make, n):
+    """Squares that are all rounded down (of these values, at these lengths, in eight float32 sums side by side)."""
+    module = make(n)
+    rule = find_rule(module)(module, Spectral())
+    for value in (1.5989974737167358, 1.5313283205032349, 1.2155388593673706):
+        x = torch.full((1, 2), value) if isinstance(module, nn.Linear) and module.in_features == 2 else None
+        x = torch.full((1, n), value) if x is None else x
+        dA = torch.full_like(module(x), value)
+        c = clip_factors(rule.squared_norms(x, dA).double().sqrt(), C)
+        z = {name: g.double() for name, g in rule.clipped_sum(x.double(), dA.double(), c).items()}
+        moved = torch.stack([g.square().sum() for g in z.values()]).sum().sqrt()
+        assert float(moved) <= C * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("n", [25088, 200_000])
+def test_control_squares_added_one_after_the_other_are_caught(n, monkeypatch):
+    """As torch.linalg.vector_norm does on a CPU."""
+    from spectral_dp.gradients import linear
+
+    def by_vector_norm(x, dA):
+        x_lengths, dA_lengths = (torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (x, dA))
+        return (x_lengths * dA_lengths).square()
+
+    monkeypatch.setattr(linear, "token_norms", by_vector_norm)
+    with pytest.raises(AssertionError):
+        test_long_rows_of_equal_numbers_are_bounded_in_float32(lambda n: nn.Linear(n, 2, bias=False), n)
+
+
 def test_norms_of_large_kernels_are_not_underestimated(monkeypatch):
     """Two million float32 squares in one sum lose more than the clip's rounding guard."""
     module = nn.Conv2d(512, 512, 3, padding=1, bias=False)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.rule import (
@@ -57,7 +56,7 @@ class LinearRule(Rule[nn.Linear]):
         if self.trains("weight"):
             total = total + token_norms(self._inputs(x, counted=True), dA)
         if self.trains("bias"):
-            total = total + torch.linalg.vector_norm(over_tokens(dA), dim=1).square()
+            total = total + over_tokens(dA).square().sum(1)
         return total
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:

@@ -225,7 +225,8 @@ class RecordedBatch:
             for block, _ in gradients.trained_blocks
         ]
         self.size = self._common_size()
-        self._uses = [_merged(uses) for uses in self._uses]
+        with gradients._undisturbed():
+            self._uses = [_merged(uses) for uses in self._uses]
         self._formed: dict[int, dict[nn.Parameter, tuple[Use, str, Tensor]]] = {}
 
     def squared_norms(self) -> Tensor:
@@ -397,7 +398,8 @@ def _merged(uses: list[Use]) -> list[Use]:
     if len(uses) > 1 and len({rule for rule, _, _ in uses}) == 1:
         rule = uses[0][0]
         merged = rule.merge([(x, dA) for _, x, dA in uses])
-        return uses if merged is None else [(rule, *merged)]
+        # Condensed now that it is one use: norm and sum must be of the same numbers.
+        return uses if merged is None else [(rule, *rule.condense(*merged))]
     return uses
 
 

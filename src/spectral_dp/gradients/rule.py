@@ -115,8 +115,12 @@ class Rule(ABC, Generic[Module]):
         return tuple(self.parameter(name).shape)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Returns the parameters that the rule covers."""
-        return {name: p for name, p in self.module._parameters.items() if p is not None}  # its own, not its children's
+        """Returns the parameters that the rule covers: the module's own, each once."""
+        first_names: dict[nn.Parameter, str] = {}
+        for name, parameter in self.module._parameters.items():
+            if parameter is not None:
+                first_names.setdefault(parameter, name)
+        return {name: parameter for parameter, name in first_names.items()}
 
     def parameter(self, name: str) -> nn.Parameter:
         """Returns one of them."""
@@ -265,7 +269,8 @@ def token_norms(x: Tensor, dA: Tensor) -> Tensor:
     few samples at a time, whichever is cheaper. Never the sum of the tokens' norms, which is another number.
     """
     tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
-    x_lengths, dA_lengths = torch.linalg.vector_norm(x, dim=2), torch.linalg.vector_norm(dA, dim=2)
+    # Not by vector_norm, which adds up one after the other: long rows would lose more than the rounding guard.
+    x_lengths, dA_lengths = squares(x).sum(2).sqrt(), squares(dA).sum(2).sqrt()
     if tokens == 1:
         return outer_norms(x_lengths, dA_lengths, n, m).square().squeeze(1)
     if tokens * (n + m) <= n * m:
@@ -273,7 +278,7 @@ def token_norms(x: Tensor, dA: Tensor) -> Tensor:
         squared, from_gram = (gram.real if gram.is_complex() else gram).sum((1, 2)), True
     else:
         pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
-        squared, from_gram = torch.cat([_square(d.mH @ v).sum((1, 2)) for v, d in pieces]), False
+        squared, from_gram = torch.cat([squares(d.mH @ v).sum((1, 2)) for v, d in pieces]), False
     return rounded_up(squared, x_lengths, dA_lengths, n, m, from_gram=from_gram)
 
 
@@ -311,15 +316,16 @@ def outer_norms(x_lengths: Tensor, dA_lengths: Tensor, n: int, m: int) -> Tensor
     return (x_lengths + math.sqrt(n * tiny)) * (dA_lengths + math.sqrt(m * tiny))
 
 
-def _square(t: Tensor) -> Tensor:
+def squares(t: Tensor) -> Tensor:
+    """``|t|²``, real or complex. Their ``sum`` is exact to a few ulps, unlike that of ``vector_norm`` on long rows."""
     return t.real.square() + t.imag.square() if t.is_complex() else t.square()
 
 
 class Formed(NamedTuple):
     """Per-sample gradients, formed because that is the cheapest way to their norms or because they are small.
 
-    They stand for the input of a layer, which is then no longer needed. Norms and sums are taken of the same numbers,
-    so that no rounding error can come between the two.
+    They stand for a layer's input and output gradient, which are then no longer needed. Norms and sums are taken of the
+    same numbers, so that the errors made in forming them cannot come between the two.
 
     Attributes:
         gradients: By parameter, those coordinates that count in the norm, ``(B, ...)``, in any order.
