@@ -146,9 +146,8 @@ class Recorder:
         inputs = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
         versions = [v._version for v in inputs]
         this = weakref.ref(self)
-        waiting = [
-            (call, inputs)
-        ]  # let go when the backward pass has been here: the graph may live as long as the loss
+        # Let go when the backward pass has been here: the graph may live as long as the loss.
+        waiting = [(call, inputs)]
 
         def capture(dA: Tensor) -> None:
             if (recorder := this()) is None:

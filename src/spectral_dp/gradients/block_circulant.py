@@ -9,8 +9,8 @@ Letters of ``layers.py``, and
     ||z_b||²       = d Σ_f w_f a_f² ||Σ_t conj(D_bt(f)) X_bt(f)^t||²       for one token a product of two norms
     Σ_b c_b z_b(f) = √d a_f Σ_bt c_b conj(D_bt(f)) X_bt(f)^t               one matrix product per kept frequency
 
-With many tokens, the samples' gradients in those coordinates are smaller than the tokens that make them: then they are
-formed once, a few samples at a time, and norm and sum are taken of them.
+With many tokens, the samples' gradients in those coordinates are smaller than the tokens that make them, or not much
+larger: then they are formed once, a few samples at a time, and norm and sum are taken of them.
 
 Norm and sum each take their own frequencies: in the paper's order (clip, then filter) the norm counts what the sum
 leaves out. What neither takes is not computed.
