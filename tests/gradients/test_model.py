@@ -508,7 +508,7 @@ def test_samples_must_stay_in_the_first_dimension():
             return self.b(self.a(x).flatten(0, 1))
 
     gradients = ModelGradients(Flattening())
-    gradients._model(torch.randn(3, 4, 6)).sum().backward()
+    gradients.model(torch.randn(3, 4, 6)).sum().backward()
     with pytest.raises(ValueError, match="3 at Linear, 12 at Linear"):
         gradients.take()
     gradients.remove()

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 from spectral_dp.gradients.compatibility import validate
 from spectral_dp.gradients.fallback import FallbackRule
 from spectral_dp.gradients.rule import Rule, Spectral, find_rule
+from spectral_dp.gradients.state import StateGuard
 from spectral_dp.recorder import Call, Capture, Condense, Recorder
 
 
@@ -53,12 +54,14 @@ class ModelGradients:
         spectral: What is released of each layer, by layer name; layers not named are not filtered.
 
     Attributes:
+        model: The model.
+        state: Watches what forward passes leave behind in it.
         blocks: The layers, those that share parameters together.
     """
 
     def __init__(self, model: nn.Module, spectral: Mapping[str, Spectral] | None = None) -> None:
         validate(model)
-        self._model = model
+        self.model = model
         layers = _layers(model, dict(spectral or {}))
         self.blocks = _by_shared_parameters(layers)
         self._owners: dict[nn.Parameter, Owner] = {}
@@ -66,16 +69,9 @@ class ModelGradients:
             for name, parameter in layer.rule.parameters().items():
                 self._owners.setdefault(parameter, Owner(layer.rule, name))
         _check_covered(model, self._owners)
-        self._remember_buffers()
+        self.state = StateGuard(model)
         self._rules = {layer.rule.module: layer.rule for layer in layers}
         self._recorder = Recorder({m: rule.parameters().values() for m, rule in self._rules.items()}, self._condense())
-
-    def _remember_buffers(self) -> None:
-        self._buffers = {name: (b, b._version) for name, b in self._watched_buffers().items()}
-
-    def _watched_buffers(self) -> dict[str, Tensor]:
-        """All but the counter of BatchNorm, which tells nothing of the samples."""
-        return {name: b for name, b in self._model.named_buffers() if not name.endswith("num_batches_tracked")}
 
     def _condense(self) -> Condense:
         this = weakref.ref(self)  # as the recorder's hooks: the last reference to this is the user's
@@ -94,7 +90,6 @@ class ModelGradients:
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of every layer for a step, before it reads any data."""
-        self._remember_buffers()
         for block in self.blocks:
             for layer in block:
                 layer.rule.begin_step(step)
@@ -117,6 +112,11 @@ class ModelGradients:
                 before the norm is taken.
         """
         self._check_model()
+        self.state.check()
+        return self.take_unchecked(views)
+
+    def take_unchecked(self, views: int = 1) -> list[RecordedBatch]:
+        """As :meth:`take_all`, whatever the passes left behind in the model: for passes that are not released."""
         captures = self._recorder.take()
         passes = dict.fromkeys(c.backward_pass for recorded in captures.values() for c in recorded)
         return [
@@ -181,33 +181,25 @@ class ModelGradients:
 
     def discard(self) -> None:
         """Forgets what has been recorded."""
+        self.state.check()
         self._recorder.take()
 
     def _check_model(self) -> None:
         """The model may have been changed since, in ways that would let raw data out."""
-        validate(self._model)
-        _check_covered(self._model, self._owners)
-        changed = [
-            name
-            for name, b in self._watched_buffers().items()
-            if name not in self._buffers or self._buffers[name][0] is not b or self._buffers[name][1] != b._version
-        ]
-        if changed:
-            raise RuntimeError(
-                f"buffers {changed} were changed since the last step: what a forward pass writes into a buffer is raw "
-                "data that nobody clips or noises. Use layers that keep no statistics of their input"
-            )
+        validate(self.model)
+        _check_covered(self.model, self._owners)
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Rules run without autograd, in full precision, and are not recorded when they call a module."""
         device = next(iter(self._owners)).device.type
-        with torch.no_grad(), torch.autocast(device, enabled=False), self._recorder.paused():
+        with torch.no_grad(), torch.autocast(device, enabled=False), self._recorder.paused(), self.state.paused():
             yield
 
     def remove(self) -> None:
         """Stops watching the model and leaves no trace on it."""
         self._recorder.remove()
+        self.state.remove()
 
 
 class RecordedBatch:
