@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
 from spectral_dp import accounting, checkpoint
 from spectral_dp.accounting import Accountant, Ledger, Phase
@@ -24,6 +24,8 @@ from spectral_dp.gradients import ModelGradients, find_problems, fix
 from spectral_dp.gradients import validate as validate_module
 from spectral_dp.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.optimizer import LossReduction, PrivateOptimizer
+from spectral_dp.privacy_loss import checked
+from spectral_dp.rehearsal import Rehearsal
 from spectral_dp.relations import Relation
 from spectral_dp.run import Run
 from spectral_dp.sampling import CountingLoader, PhysicalBatch, PoissonLoader
@@ -83,6 +85,7 @@ class PrivacyEngine:
         max_physical_batch_size: int | None = None,
         augmentation_multiplicity: int = 1,
         sample_rate: float | None = None,
+        rehearsal: bool = True,
         noise_generator: None = None,
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
@@ -103,18 +106,21 @@ class PrivacyEngine:
             batch_first: Must be true: samples are numbered by the first dimension.
             loss_reduction: How the loss combines samples.
             poisson_sampling: Draw Poisson batches from the loader's dataset. If false, the loader is used as it is, and
-                ``sample_rate`` must say what to account for.
+                ``sample_rate`` must say what to account for; the order must not depend on what the records hold.
             clipping: ``"flat"``, ``"per_layer"``, ``"automatic"``, or a :class:`~spectral_dp.clipping.Clipping`.
             noise_allocation: For ``"per_layer"``: uniform noise, or the least in total.
             spectral: What is released of each layer; nothing is filtered by default, which is plain DP-SGD.
             max_physical_batch_size: The most samples to hold in memory at once; affects memory only.
             augmentation_multiplicity: How many views of each sample the model sees, next to each other in the batch.
+            rehearsal: Begin the first epoch with a few small batches that show whether the loop treats every record by
+                itself, and raise an error if it does not (see ``docs/sharp-edges.md``). False takes your word for it.
             noise_generator: Refused: a generator's noise can be predicted. See ``seed`` of the engine.
             grad_sample_mode: Taken for Opacus' sake, without effect.
             wrap_model: Taken for Opacus' sake, without effect: models are never wrapped.
             rand_on_empty: Taken for Opacus' sake, without effect.
-            sample_rate: With ``poisson_sampling=False``: the rate at which a record takes part in a step, as *you* run
-                it. 1 is always safe.
+            sample_rate: With ``poisson_sampling=False``: 1, under replace-one, for a loader that goes through the data
+                in order or shuffled; below 1 only for a batch sampler of your own, of which you say that every record
+                joins every batch independently with at most this probability.
         """
         if self._run is not None:  # a second call starts another run, on the same ledger
             self._run.optimizer.gradients.remove()
@@ -147,6 +153,15 @@ class PrivacyEngine:
             current_batch=lambda: _current(loader),
             before_release=lambda: run.record(),
         )
+        loader.settle = private.require_taken
+        if rehearsal and hasattr(loader.dataset, "__getitem__"):
+            loader.rehearse = Rehearsal(
+                private,
+                loader.dataset,
+                collate_fn=loader.collate_fn,
+                max_batch_size=max_physical_batch_size,
+                with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,
+            ).batches
         run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
         return module, private, loader
 
@@ -344,15 +359,47 @@ class PrivacyEngine:
         if sample_rate is None:
             raise ValueError(
                 "without Poisson sampling the batches of a loader are not what the accountant assumes: use "
-                "poisson_sampling=True, or pass the sample_rate to account for (1.0 claims nothing of sampling)"
+                "poisson_sampling=True, or relation=Relation.REPLACE_ONE and sample_rate=1.0, which claims nothing of "
+                "sampling"
             )
-        if max_physical_batch_size is not None:
-            raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")
         if isinstance(data_loader, PoissonLoader):
             raise ValueError("the loader samples by Poisson already: leave poisson_sampling and sample_rate out")
+        self._check_loader_as_it_is(data_loader, checked("sample_rate", sample_rate))
+        if max_physical_batch_size is not None:
+            raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")
         if data_loader.batch_size is None:
             raise ValueError("the DataLoader has batch_size=None, so there is no public divisor: set batch_size")
         return CountingLoader(data_loader), sample_rate, float(data_loader.batch_size)
+
+    def _check_loader_as_it_is(self, data_loader: DataLoader[Any], sample_rate: float) -> None:
+        """Refuses what cannot be accounted for when a loader makes the batches itself.
+
+        Formal guarantee. In every pass over the data, whatever its order, a record is in one batch at most. Replacing
+        it changes that batch only and by at most 2C, so steps accounted at rate 1 under replace-one are an upper bound.
+        Removing it instead moves every later record up: all batches from there on change by up to 2C, which is what
+        add-or-remove-one does not allow for. And a record that takes part in every pass is not sampled at a rate below
+        1: shuffling is not Poisson sampling.
+        """
+        order = getattr(data_loader, "sampler", None)
+        repeats = isinstance(order, RandomSampler | WeightedRandomSampler) and order.replacement
+        if repeats:
+            raise ValueError(
+                f"a {type(order).__name__} with replacement can draw a record twice into one batch, where it would "
+                "count twice: use poisson_sampling=True"
+            )
+        shuffles = isinstance(getattr(data_loader, "batch_sampler", None), BatchSampler)
+        if sample_rate < 1 and shuffles:
+            raise ValueError(
+                f"this DataLoader takes every record in every pass, in order or shuffled, which is not Poisson "
+                f"sampling at rate {sample_rate:g} and spends more: use poisson_sampling=True, or sample_rate=1.0 with "
+                "PrivacyEngine(relation=Relation.REPLACE_ONE)"
+            )
+        if sample_rate >= 1 and self._relation is not Relation.REPLACE_ONE:
+            raise ValueError(
+                "without Poisson sampling, removing a record moves every later one to another place, so all later "
+                "batches change: use poisson_sampling=True (with batch_size=len(dataset) to take all records at every "
+                "step), or PrivacyEngine(relation=Relation.REPLACE_ONE)"
+            )
 
 
 def _current(loader: PoissonLoader | CountingLoader) -> PhysicalBatch:

@@ -24,6 +24,14 @@ from spectral_dp.sampling import PhysicalBatch
 
 LossReduction = Literal["mean", "sum"]
 
+_REMEDY = (
+    "every batch that is drawn must be stepped, whatever it holds, or what was skipped shows in the result and is "
+    "missing in the ledger. Drop `if not torch.isfinite(loss): continue`: samples whose gradients are not finite count "
+    "as zero by themselves. Drop `if len(x) == 0: continue`: an empty batch is a step with noise alone; if the model "
+    "cannot take one, call optimizer.step() for it without a backward pass. Read one batch at a time, not ahead, and "
+    "to read the data without training use the original DataLoader, or torch.no_grad()"
+)
+
 
 class PrivateOptimizer(Optimizer):
     """Wraps an optimizer so that every step uses the released gradient and nothing else.
@@ -49,6 +57,9 @@ class PrivateOptimizer(Optimizer):
         current_batch: Tells the size of the physical batch at hand and whether it ends its logical step; None where
             every call of :meth:`step` is a logical step of its own.
         before_release: Called before every release: the ledger's entry, so that none can leave without one.
+
+    Attributes:
+        rehearsal: Is shown what the batches of a rehearsal recorded; they are not summed, and nothing is released.
     """
 
     def __init__(
@@ -82,11 +93,14 @@ class PrivateOptimizer(Optimizer):
         self.relation = relation
         self.views = views
         self.steps = 0
+        self.rehearsal: Callable[[list[RecordedBatch]], None] | None = None
         self._current_batch = current_batch
         self._before_release = before_release
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._logical_step: tuple[int, int] | None = None
         self._consumed: PhysicalBatch | None = None
+        self._pieces = 0  # of the logical step, summed so far
+        self._read_only: int | None = None  # the last epoch of which a batch was read without training
         self._bounded_by: tuple[Clipping, tuple[int, ...]] | None = None
         self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # the last one, and how often it had been changed
         self._check_parameters()
@@ -150,7 +164,7 @@ class PrivateOptimizer(Optimizer):
     def resume(self, steps: int) -> None:
         """Goes on as after ``steps`` logical steps; what was summed of an incomplete one is dropped."""
         self.steps = steps
-        self._sums = {}
+        self._sums, self._pieces = {}, 0
         self.gradients.begin_step(steps)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -159,8 +173,11 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._accumulate()
         current = self._current_batch()
+        if current is not None and current.is_rehearsal:
+            self._rehearse(current)
+            return loss
+        self._accumulate()
         if current is None or current.is_last:
             self._release()
             self._check_only_released()
@@ -175,12 +192,25 @@ class PrivateOptimizer(Optimizer):
         self._check_no_other_gradients()
         current = self._current_batch()
         if current is not None and current.step != self._logical_step:
-            self._sums = {}  # of a logical step that was broken off: never released, and not part of this one
+            # What a logical step that was broken off has summed was never released, and is not part of this one.
+            self._sums, self._pieces = {}, 0
             self._logical_step = current.step
         self._check_unchanged(begins=not self._sums)
+        self._check_complete(current)
         self._consumed = current
+        self._pieces += 1
         for batch in batches:
             self._add(batch)
+
+    @torch.no_grad()
+    def _rehearse(self, current: PhysicalBatch) -> None:
+        """Shows the rehearsal what the user's loop made of a batch that belongs to no step."""
+        batches = self.gradients.take_unchecked(self.views)
+        self._check_samples(batches)
+        self._check_no_other_gradients()
+        self._consumed = current
+        if self.rehearsal is not None:
+            self.rehearsal(batches)
 
     def _add(self, batch: RecordedBatch) -> None:
         # The mean over a batch divided every sample's loss by the batch's size; views are averaged.
@@ -205,7 +235,7 @@ class PrivateOptimizer(Optimizer):
         self._before_release()
         blocks = [parameters for _, parameters in self.gradients.trained_blocks]
         sums = {p: self._sums[p] if p in self._sums else self.gradients.zeros(p) for p in self.gradients.trained}
-        self._sums = {}
+        self._sums, self._pieces = {}, 0
         sizes = [sum(sums[p].numel() for p in block) for block in blocks]
         for block, bound in zip(blocks, self.clipping.noise_bounds(sizes), strict=True):
             for parameter in block:
@@ -231,13 +261,33 @@ class PrivateOptimizer(Optimizer):
                 "this batch has been stepped already: a second step on the same samples is not what the ledger would "
                 "account for. Take the next batch from the loader"
             )
-        if current is not None and recorded != current.size:
+        if current is not None and recorded != current.size:  # how many is secret: messages end up in log files
             raise RuntimeError(
-                f"the loader handed out {current.size} samples, but backward passes through the private model saw "
-                f"{recorded} before step(): call backward() exactly once for every sample of a batch, then step(). "
-                "(Two losses of the same samples: add them and call backward() once. Another model than the one made "
-                "private? Train the one that make_private returned.)"
+                f"backward passes through the private model saw {'more' if recorded > current.size else 'fewer'} "
+                "samples than the loader handed out: call backward() exactly once for every sample of a batch, then "
+                "step(). (Two losses of the same samples: add them and call backward() once. Layers that take another "
+                "dimension than the first for the batch: use batch_first=True. Several views of each sample: "
+                "augmentation_multiplicity. Another model than the one made private? Train the one that make_private "
+                "returned.)"
             )
+
+    def _check_complete(self, current: PhysicalBatch | None) -> None:
+        """The pieces of a logical step, and the steps of an epoch, come one after the other, none left out."""
+        if current is not None and (current.piece != self._pieces or current.step[0] == self._read_only):
+            raise RuntimeError(f"a batch before this one was not stepped, so its records are missing: {_REMEDY}")
+
+    def require_taken(self, batch: PhysicalBatch) -> None:
+        """Raises an error if a batch was not stepped: the loader asks when it is to move on.
+
+        A step that is skipped because of what the batch holds (a loss that is not finite, no records) tells what it
+        held, and the ledger would not list it. Under ``torch.no_grad()`` the loader may be read without training.
+        """
+        if batch is self._consumed:
+            return
+        trained_on = self._consumed is not None and self._consumed.step[0] == batch.step[0]
+        if torch.is_grad_enabled() or trained_on:
+            raise RuntimeError(f"the loader was asked for the next batch, but the last was not stepped: {_REMEDY}")
+        self._read_only = batch.step[0]
 
     def _check_unchanged(self, *, begins: bool) -> None:
         """All samples of a logical step are bounded alike, and noised by the same bounds."""

@@ -22,7 +22,7 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,16 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 from torch.utils.data.sampler import RandomSampler, SequentialSampler
 
 _CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
@@ -49,19 +58,59 @@ class PhysicalBatch:
         size: How many records it holds; secret, see the module's guarantee.
         is_last: Whether it completes its logical step: time to add the noise, once.
         step: ``(epoch, step)`` of the logical step that it belongs to.
+        piece: Which of the physical batches of that step it is, counted from 0.
+        is_rehearsal: Whether it only shows how the training loop treats records (see ``rehearsal.py``): it belongs to
+            no step, and nothing of it is released.
     """
 
     size: int
     is_last: bool
     step: tuple[int, int]
+    piece: int = 0
+    is_rehearsal: bool = False
 
 
-class PoissonLoader:
+class _HandsOut:
+    """What both loaders have in common: who is asked before the first batch, and after every batch.
+
+    Attributes:
+        current: The :class:`PhysicalBatch` handed out last; ``None`` before the first.
+        stop_when: Asked before every logical step; ends the iteration if it says so.
+        rehearse: Gives the lists of records to hand out before the first batch, none when there is nothing to rehearse.
+        settle: Told of every batch when the loop comes back for the next one.
+    """
+
+    dataset: Dataset[Any]
+    collate_fn: Callable[[list[Any]], Any]
+
+    def __init__(self) -> None:
+        self.current: PhysicalBatch | None = None
+        self.stop_when: Callable[[], bool] = _never
+        self.rehearse: Callable[[], Iterable[list[Any]]] = list
+        self.settle: Callable[[PhysicalBatch], None] = _ignore
+
+    def _hand_out(self, batch: Any, description: PhysicalBatch) -> Iterator[Any]:
+        self.current = description
+        yield batch
+        self.settle(description)
+
+    def _rehearsals(self, step: tuple[int, int]) -> Iterator[Any]:
+        for piece, records in enumerate(self.rehearse()):
+            batch = self.collate_fn(records) if records else self._empty_batch()
+            yield from self._hand_out(batch, PhysicalBatch(len(records), False, step, piece, is_rehearsal=True))
+
+    def _empty_batch(self) -> Any:
+        one, two = ([self.dataset[0] for _ in range(n)] for n in (1, 2))  # none shared: a collate_fn may change them
+        return _without_records(self.collate_fn(one), self.collate_fn(two))
+
+
+class PoissonLoader(_HandsOut):
     """Replaces a :class:`torch.utils.data.DataLoader` by one that draws Poisson batches (see the module's guarantee).
 
     ``len(loader)`` is the number of *logical* steps of an epoch, ``ceil(1 / sample_rate)``. Iterating yields the
     physical batches of these steps in order: one each, unless it exceeds ``max_physical_batch_size``. Just before a
-    batch is handed out, :attr:`current` is set to describe it.
+    batch is handed out, :attr:`current` is set to describe it. In a run that an engine made private, the first
+    iteration begins with a few small batches of a rehearsal.
 
     >>> loader = PoissonLoader(TensorDataset(torch.arange(10.0)), batch_size=4, max_physical_batch_size=2)
     >>> len(loader), loader.sample_rate
@@ -83,8 +132,6 @@ class PoissonLoader:
         sample_rate: ``q``, the probability of each record at each step: what the accountant needs.
         expected_batch_size: ``q * len(dataset)``, the public divisor.
         is_private: Whether nobody can predict the batches.
-        current: The :class:`PhysicalBatch` handed out last; ``None`` before the first.
-        stop_when: Asked before every logical step; ends the iteration if it says so.
         position: The ``(epoch, step)`` of the next logical step.
     """
 
@@ -111,12 +158,12 @@ class PoissonLoader:
                 f"batches drawn from seed {seed} are known to whoever knows the seed, so sampling does not amplify "
                 "privacy: leave the seed out, or pass reproducibility_over_privacy=True for an experiment"
             )
+        super().__init__()
+        _refuse_repeated_records(dataset)
         self.dataset = dataset
         self._batch_size = batch_size
         self.max_physical_batch_size = max_physical_batch_size
         self.is_private = seed is None
-        self.current: PhysicalBatch | None = None
-        self.stop_when: Callable[[], bool] = _never
         self.position = self._start = (0, 0)  # where the run is; where the next iteration begins
         self._size, self._seed, self._feed = size, seed, _Feed()
         like = DataLoader(dataset) if like is None else like
@@ -124,7 +171,7 @@ class PoissonLoader:
         self._inner = DataLoader(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
         self.collate_fn = like.collate_fn
         self._plain = like.collate_fn is default_collate and not (like.num_workers or like.pin_memory)
-        if batch_size < _RARELY_EMPTY:
+        if self.may_be_empty:
             self._empty_batch()  # where this fails, it should now, and not in the middle of a run
 
     @classmethod
@@ -163,6 +210,11 @@ class PoissonLoader:
     expected_batch_size = batch_size
 
     @property
+    def may_be_empty(self) -> bool:
+        """Whether batches are so small that a run may draw an empty one."""
+        return self._batch_size < _RARELY_EMPTY
+
+    @property
     def sample_rate(self) -> float:
         """``q``; see :attr:`batch_size`."""
         return self._batch_size / self._size
@@ -172,20 +224,22 @@ class PoissonLoader:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, step = self.position = self._start
+        if not self.stop_when():
+            yield from self._rehearsals((epoch, step))
         self._start = (epoch + 1, 0)  # an epoch that is broken off is over: its coins are never tossed again
         plan, ahead = itertools.tee(self._draw(epoch, step))  # workers prefetch, so loading runs ahead of the plan
         loaded = self._load(indices for indices, _ in ahead if len(indices))
-        begins = True
+        piece = 0
         for indices, is_last in plan:
-            if begins and self.stop_when():
+            if piece == 0 and self.stop_when():
                 return
-            begins = is_last
             batch = next(loaded) if len(indices) else self._empty_batch()
-            self.current = PhysicalBatch(len(indices), is_last, (epoch, step))
+            description = PhysicalBatch(len(indices), is_last, (epoch, step), piece)
+            piece += 1
             if is_last:
-                step += 1
+                step, piece = step + 1, 0
                 self.position = (epoch, step) if step < len(self) else (epoch + 1, 0)
-            yield batch
+            yield from self._hand_out(batch, description)
 
     def _draw(self, epoch: int, first_step: int) -> Iterator[tuple[NDArray[np.intp], bool]]:
         """Yields the records of each physical batch, and whether it is the last of its logical step."""
@@ -202,10 +256,6 @@ class PoissonLoader:
         loaded = iter(self._inner)
         del self._feed.index_lists  # taken over; a loader that holds it could not be copied or pickled
         return loaded
-
-    def _empty_batch(self) -> Any:
-        one, two = ([self.dataset[0] for _ in range(n)] for n in (1, 2))  # none shared: a collate_fn may change them
-        return _without_records(self.collate_fn(one), self.collate_fn(two))
 
     def state_dict(self) -> dict[str, Any]:
         """The position, to resume a run at the next logical step; save it between two steps.
@@ -234,26 +284,28 @@ class PoissonLoader:
         self.position = self._start = (epoch, step)
 
 
-class CountingLoader:
+class CountingLoader(_HandsOut):
     """A ``DataLoader`` used as it is, every batch a logical step; says how many samples each batch holds."""
 
     def __init__(self, data_loader: DataLoader[Any]) -> None:
+        super().__init__()
+        _refuse_repeated_records(data_loader.dataset)
         self.data_loader = data_loader
-        self.current: PhysicalBatch | None = None
-        self.stop_when: Callable[[], bool] = _never
+        self.dataset, self.collate_fn = data_loader.dataset, data_loader.collate_fn
         self._epoch = 0
 
     def __len__(self) -> int:
         return len(self.data_loader)
 
     def __iter__(self) -> Iterator[Any]:
+        if not self.stop_when():
+            yield from self._rehearsals((self._epoch + 1, 0))
         self._epoch += 1
         for step, batch in enumerate(self.data_loader):
             if self.stop_when():
                 return
             size = next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), 0)
-            self.current = PhysicalBatch(size, True, (self._epoch, step))
-            yield batch
+            yield from self._hand_out(batch, PhysicalBatch(size, True, (self._epoch, step)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["data_loader"], name)
@@ -261,6 +313,10 @@ class CountingLoader:
 
 def _never() -> bool:
     return False
+
+
+def _ignore(_: PhysicalBatch) -> None:
+    pass
 
 
 class _Feed:
@@ -322,6 +378,36 @@ def _without_records(one: Any, two: Any) -> Any:
         "records. Return tensors, arrays or lists with an entry per record, in tuples, lists, dicts or classes known "
         "to torch.utils._pytree"
     )
+
+
+def _refuse_repeated_records(dataset: Dataset[Any]) -> None:
+    """A record that is in the data several times is clipped, and counted, several times."""
+    if type(dataset) not in (Subset, ConcatDataset):
+        return
+    places = _places(dataset, {})
+    if places is not None and len(np.unique(places)) < len(places):
+        raise ValueError(
+            "the dataset holds some records more than once (a Subset or ConcatDataset repeats them), so one record "
+            "would count several times in a batch while the guarantee is for one: list every record once, and to give "
+            "some more weight, weigh their losses"
+        )
+
+
+def _places(dataset: Dataset[Any], numbers: dict[int, int]) -> NDArray[np.int64] | None:
+    """A number for each record of nested subsets and concatenations, equal where they hold the very same; or None."""
+    if type(dataset) is Subset:
+        inner, chosen = _places(dataset.dataset, numbers), np.asarray(dataset.indices)
+        if inner is not None and chosen.ndim == 1 and np.issubdtype(chosen.dtype, np.integer):
+            return inner[chosen]
+        return None
+    if type(dataset) is ConcatDataset:
+        parts = [_places(part, numbers) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return None
+    number = numbers.setdefault(id(dataset), len(numbers))
+    return np.arange(len(dataset), dtype=np.int64) + (number << 40)
 
 
 def _number_of_records(dataset: Dataset[Any]) -> int:

@@ -221,6 +221,11 @@ class RecordedBatch:
             self._uses = [_merged(uses) for uses in self._uses]
         self._formed: dict[int, dict[nn.Parameter, tuple[Use, str, Tensor]]] = {}
 
+    @property
+    def precision(self) -> float:
+        """The unit of the coarsest arithmetic in which output gradients arrived."""
+        return max((torch.finfo(dA.dtype).eps for uses in self._uses for _, _, dA in uses), default=0.0)
+
     def squared_norms(self) -> Tensor:
         """Returns ``||z_b||²`` of every trained block, ``(L, B)`` in float64; zeros where it was not used."""
         with self._gradients._undisturbed():

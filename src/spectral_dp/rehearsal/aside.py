@@ -1,0 +1,74 @@
+"""Puts everything back that a rehearsal moves: generators, learning rates and their schedulers, the model's state."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from spectral_dp.gradients.state import Keepsake
+
+
+@contextmanager
+def aside(model: nn.Module, *optimizers: Optimizer) -> Iterator[Keepsake]:
+    """Leaves no trace of what happens within, though it may reach over many iterations of a user's loop.
+
+    Yields:
+        The model's buffers and attributes as they were, to start from them again and again.
+    """
+    generators = _generator_states()
+    keepsake = Keepsake(model)
+    modes = [(module, module.training) for module in model.modules()]
+    settings = [
+        (group, {k: v for k, v in group.items() if k != "params"}) for o in optimizers for group in o.param_groups
+    ]
+    schedules = [(s, copy.deepcopy(s.state_dict())) for s in _schedulers(optimizers)]
+    for optimizer in optimizers:
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # or a scheduler warns that nothing was stepped
+    try:
+        yield keepsake
+    finally:
+        _restore_generators(generators)
+        keepsake.restore()
+        for module, training in modes:
+            module.training = training
+        for scheduler, state in schedules:
+            scheduler.load_state_dict(state)
+        for group, values in settings:
+            group.update(values)
+
+
+def seed_everything(seed: int) -> None:
+    """Makes what the loop draws next from the global generators the same every time."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  # the user's loop may draw from it
+
+
+def _generator_states() -> tuple[Any, ...]:
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), on_devices, random.getstate(), np.random.get_state()  # noqa: NPY002
+
+
+def _restore_generators(states: tuple[Any, ...]) -> None:
+    on_cpu, on_devices, of_python, of_numpy = states
+    torch.set_rng_state(on_cpu)
+    if on_devices is not None:
+        torch.cuda.set_rng_state_all(on_devices)
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def _schedulers(optimizers: tuple[Optimizer, ...]) -> list[LRScheduler]:
+    """The schedulers that act on these optimizers, which do not know of them: a loop may step one at every batch."""
+    found = [o for o in gc.get_objects() if issubclass(type(o), LRScheduler)]
+    return [s for s in found if any(getattr(s, "optimizer", None) is optimizer for optimizer in optimizers)]

@@ -1,0 +1,268 @@
+"""Hands small batches to the user's own training loop and looks at what it makes of them.
+
+Differential privacy bounds what *one record* adds to a sum. That is only true of the sums here if the gradient of a
+record is its own affair: if no other record, and not the number of them, changes it. Nothing in a model or a loss shows
+this on sight (a mean over the batch, padding that takes part, views in the wrong order, labels that are not ignored),
+and only the user's loop knows the loss. So the loop itself is rehearsed, before the first release: the loader hands it
+a few small batches of records, ``optimizer.step()`` looks at the gradients and moves nothing, and everything is put
+back afterwards. Nothing of it is released, so it costs no budget.
+
+With ``S(X)`` the sum over a batch ``X`` of per-sample gradients, or of their directions (clipped to length one):
+
+* **Other sizes, other places**: ``S(M + a) - S(M) = S(a + N) - S(N)`` for a record ``a`` and batches ``M``, ``N`` of
+  different sizes and lengths. Where every record is treated by itself, both sides are what ``a`` contributes. This
+  fails for every kind of coupling, for a loss that is a sum where a mean was announced, and for random numbers.
+* **Other mates**: ``S(a + M) - S(b + M) = S(a + N) - S(b + N)``, all batches of one shape, the generators seeded alike.
+  Random numbers (dropout) are then the same at every place, so what differs is coupling.
+* **The same in evaluation mode** where the first failed and the second did not: if it holds now, it was dropout.
+* **The same batch in another order**: if that matters, random numbers remain that cannot be silenced (drawn in the
+  loop). Then sizes cannot be compared exactly, and only the scale of the loss is.
+
+Every test takes other records than the one before: a unit that happens to be at its kink cannot make two fail.
+What passes is no proof. A coupling that needs larger batches, special records or other weights is not seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset, default_collate
+
+from spectral_dp.gradients.model import ModelGradients, RecordedBatch
+from spectral_dp.gradients.state import Fingerprint, Keepsake, held
+from spectral_dp.optimizer import PrivateOptimizer
+from spectral_dp.rehearsal.aside import aside, seed_everything
+from spectral_dp.rehearsal.explanation import depends_on_mates, depends_on_size, wrong_reduction
+from spectral_dp.rehearsal.observation import Observation, Sum, mismatch, observe
+from spectral_dp.rehearsal.trace import Meeting, Visit, first_difference, traced
+
+#: The relative difference from which two ways to the same sum disagree, and the least in units of the arithmetic.
+TOLERANCE, TOLERANCE_IN_UNITS = 2e-3, 8
+
+_LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
+_CANDIDATES = 48  # records among which the longest is looked for, where records can differ in length
+
+Passes = Generator[list[Any], None, list[Observation]]
+
+
+class RehearsalError(RuntimeError):
+    """The training loop does not treat every record by itself, or not as it was announced."""
+
+
+class Rehearsal:
+    """Rehearses the training loop around a private optimizer, once.
+
+    Args:
+        optimizer: The private optimizer; nothing of it is changed.
+        dataset: A map-style dataset, from which the records are taken.
+        collate_fn: The loader's; only whether it is torch's own matters, which keeps all records of one shape.
+        max_batch_size: The most records to hand out at once.
+        with_empty_batch: Whether to hand out an empty batch as well, because the run will meet some.
+    """
+
+    def __init__(
+        self,
+        optimizer: PrivateOptimizer,
+        dataset: Dataset[Any],
+        *,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        max_batch_size: int | None = None,
+        with_empty_batch: bool = False,
+    ) -> None:
+        self._optimizer, self._dataset = optimizer, dataset
+        self._gradients: ModelGradients = optimizer.gradients
+        self._are_alike = collate_fn is default_collate
+        self._large = min(_LARGE, max_batch_size or _LARGE)
+        self._small = max(2, min(_SMALL, self._large - 1))
+        self._with_empty_batch = with_empty_batch
+        self._is_done = False
+        self._observed: list[Observation] = []
+        self._left_behind: list[tuple[Fingerprint, set[str]]] = []
+        self._traces: list[list[Visit]] = []
+
+    def batches(self) -> Iterator[list[Any]]:
+        """Yields the records of each batch; the loop must step each before it comes back.
+
+        Yields nothing when it was done before, and under ``torch.no_grad()``, where nobody trains.
+        """
+        if self._is_done or not torch.is_grad_enabled():
+            return
+        optimizer, gradients = self._optimizer, self._gradients
+        with aside(gradients.model, optimizer, optimizer.original) as keepsake, gradients.state.paused():
+            self._keepsake: Keepsake = keepsake
+            self._untouched = Fingerprint(gradients.model)
+            optimizer.rehearsal = self._observe
+            try:
+                yield from self._procedure()
+            finally:
+                optimizer.rehearsal = None
+                gradients.discard()
+        self._is_done = True
+
+    def _procedure(self) -> Iterator[list[Any]]:
+        if self._large > 1:
+            yield from self._compare()
+        if self._with_empty_batch:
+            yield from self._pass([])
+
+    def _compare(self) -> Iterator[list[Any]]:
+        passes = yield from self._other_sizes(self._records(0))
+        if self._agree(passes):
+            return
+        mates = yield from self._other_mates(self._records(1))
+        spread = max(mismatch(kind, [mates[0]], [mates[4]]) for kind in self._kinds)  # of the very same batch
+        if not self._agree(mates, slack=10 * spread):
+            raise RehearsalError(depends_on_mates(self._meeting(), self._optimizer.views))
+        for module in self._gradients.model.modules():
+            module.training = False
+        quiet = yield from self._other_sizes(self._records(2), is_traced=True)
+        if self._agree(quiet):
+            return  # it was dropout, or something else that only training draws
+        if max(mismatch(kind, [quiet[0]], [quiet[4]]) for kind in self._kinds) > self._tolerance(quiet):
+            self._compare_scales([*passes, *quiet])  # it depends on the order: random numbers remain
+            return
+        other: Sum = "sum" if self._optimizer.loss_reduction == "mean" else "mean"
+        if self._agree(quiet, (other, "direction")):
+            raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
+        raise RehearsalError(depends_on_size(self._meeting(), self._optimizer.views))
+
+    # The tests.
+
+    def _other_sizes(self, records: Sequence[Any], *, is_traced: bool = False) -> Passes:
+        """``a`` last in a large batch and first in a small one; both without it; the large one in another order."""
+        self._left_behind, self._traces = [], []
+        a, *others = records
+        large, small = others[: self._large - 1], others[self._large - 1 :][: self._small - 1]
+        seen = [
+            (yield from self._pass([*large, a], position=len(large) if is_traced else None)),
+            (yield from self._pass(large)),
+            (yield from self._pass([a, *small], position=0 if is_traced else None)),
+            (yield from self._pass(small)),
+        ]
+        if is_traced:
+            seen.append((yield from self._pass([a, *reversed(large)])))
+        self._check_state()
+        return seen
+
+    def _other_mates(self, records: Sequence[Any]) -> Passes:
+        """``a`` and ``b`` beside the same mates, and beside others; the longest record is always there; one again."""
+        self._left_behind, self._traces = [], []
+        a, longest, b, *others = records
+        tail = [longest] if self._large > 2 else []
+        few = self._large - 1 - len(tail)
+        mates, strangers = others[:few], others[few : 2 * few]
+        seen = [
+            (yield from self._pass([a, *mates, *tail], position=0)),
+            (yield from self._pass([b, *mates, *tail])),
+            (yield from self._pass([a, *strangers, *tail], position=0)),
+            (yield from self._pass([b, *strangers, *tail])),
+            (yield from self._pass([a, *mates, *tail])),
+        ]
+        self._check_state()
+        return seen
+
+    def _pass(self, records: list[Any], position: int | None = None) -> Generator[list[Any], None, Observation]:
+        """Hands out one batch and returns what was observed; with a position, follows that record through the model."""
+        self._keepsake.restore()
+        self._attributes = _attributes(self._gradients)
+        seed_everything(0)
+        self._observed.clear()
+        model, views = self._gradients.model, self._optimizer.views
+        batch = [copy.deepcopy(record) for record in records]  # a loop may change what it is given
+        if position is None:
+            yield batch
+        else:
+            with traced(model, len(records), views, position) as visits:
+                yield batch
+            self._traces.append(visits)
+        (observation,) = self._observed  # the loader has asked whether the batch was stepped
+        return observation
+
+    def _observe(self, batches: list[RecordedBatch]) -> None:
+        """Called by ``optimizer.step()``."""
+        self._observed.append(observe(self._gradients, batches))
+        after = Fingerprint(self._gradients.model)
+        rebound = [n for n, value in _attributes(self._gradients).items() if self._attributes.get(n) is not value]
+        self._left_behind.append((after, {*after.changes(self._untouched), *rebound}))
+
+    # What is concluded.
+
+    @property
+    def _kinds(self) -> tuple[Sum, Sum]:
+        return self._optimizer.loss_reduction, "direction"
+
+    def _tolerance(self, passes: Sequence[Observation]) -> float:
+        return max(TOLERANCE, TOLERANCE_IN_UNITS * max(o.precision for o in passes))
+
+    def _agree(self, passes: Sequence[Observation], kinds: Sequence[Sum] = (), slack: float = 0.0) -> bool:
+        """Whether first - second = third - fourth."""
+        plus, minus = [passes[0], passes[3]], [passes[1], passes[2]]
+        return all(mismatch(kind, plus, minus) <= self._tolerance(passes) + slack for kind in kinds or self._kinds)
+
+    def _meeting(self) -> Meeting | None:
+        ours, theirs = self._traces
+        return first_difference(ours, theirs, TOLERANCE)
+
+    def _check_state(self) -> None:
+        """What passes over other data have left behind alike does not depend on the data."""
+        written = sorted(set[str]().union(*(names for _, names in self._left_behind)))
+        entries = held(self._gradients.model)
+        first = self._left_behind[0][0]
+        raw = [
+            name
+            for name in written
+            if (name in entries and entries[name].kind == "parameter")
+            or not all(after.agrees(first, name) for after, _ in self._left_behind)
+        ]
+        if raw:
+            raise RehearsalError(self._gradients.state.explanation(raw))
+        self._gradients.state.allow(written)
+
+    def _compare_scales(self, passes: Sequence[Observation]) -> None:
+        """With random numbers in the way: are gradients as long in large batches as in small ones, as announced?"""
+        is_mean = self._optimizer.loss_reduction == "mean"
+        seen = [o for o in passes if o.mean_norm > 0]
+        large, small = ([o for o in seen if (o.samples > self._small) is is_large] for is_large in (True, False))
+        if not (large and small):
+            return
+        growth = _mean_log(large, is_mean) - _mean_log(small, is_mean)
+        if_wrong = (1 if is_mean else -1) * (_mean_log_samples(large) - _mean_log_samples(small))
+        if growth / if_wrong > 2 / 3:
+            raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
+
+    # The records.
+
+    def _records(self, test: int) -> list[Any]:
+        """Returns the records of a test: a short one, the longest, and more; other ones for each test if possible."""
+        size = len(self._dataset)  # type: ignore[arg-type]
+        needed = 2 * self._large + self._small
+        if self._are_alike:
+            return [self._dataset[(3 * i + test) * size // (3 * needed)] for i in range(needed)]
+        candidates = [self._dataset[i * size // _CANDIDATES] for i in range(_CANDIDATES)]
+        candidates.sort(key=_length)
+        longest, rest = candidates[-1], candidates[:-1]
+        rest = rest[test:] + rest[:test]
+        return [rest[0], longest, *rest[1:needed]]
+
+
+def _attributes(gradients: ModelGradients) -> dict[str, Any]:
+    return {name: entry.value for name, entry in held(gradients.model).items() if entry.kind == "attribute"}
+
+
+def _mean_log(passes: Sequence[Observation], is_mean: bool) -> float:
+    """Of the lengths of gradients, undoing a mean over the batch where one was announced."""
+    return sum(math.log(o.mean_norm) for o in passes) / len(passes) + (_mean_log_samples(passes) if is_mean else 0.0)
+
+
+def _mean_log_samples(passes: Sequence[Observation]) -> float:
+    return sum(math.log(o.samples) for o in passes) / len(passes)
+
+
+def _length(record: Any) -> int:
+    """How many numbers, characters or entries a record holds."""
+    return sum(math.prod(leaf.shape) if hasattr(leaf, "shape") else len(str(leaf)) for leaf in tree_leaves(record))
