@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from workloads import Workload
 
-from spectral_dp import PrivacyEngine, SpectralConfig
+from spectral_dp import PrivacyEngine, Relation, SpectralConfig
 from spectral_dp.clipping import ClippingName
 
 Step = Callable[[], None]
@@ -53,7 +53,7 @@ def ours(spectral: Callable[[nn.Module], SpectralConfig], clipping: ClippingName
 
     def make(work: Workload) -> Step:
         model = work.build()
-        model, optimizer, loader = PrivacyEngine().make_private(
+        model, optimizer, loader = PrivacyEngine(relation=Relation.REPLACE_ONE).make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
             data_loader=one_batch(work),
@@ -61,6 +61,7 @@ def ours(spectral: Callable[[nn.Module], SpectralConfig], clipping: ClippingName
             max_grad_norm=CLIP,
             poisson_sampling=False,
             sample_rate=1.0,
+            rehearsal=False,  # the loader has only one batch to give
             clipping=clipping,
             spectral=spectral(model),
         )

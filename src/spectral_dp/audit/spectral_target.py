@@ -128,6 +128,7 @@ class SpectralTarget(ModelTarget):
             optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
             data_loader=PoissonLoader(TensorDataset(torch.arange(samples)), batch_size=batch_size),
             noise_multiplier=self.claim.noise_multiplier,
+            rehearsal=False,  # the records are the auditor's, and made to be hostile
             **self._options,
         )
         assert isinstance(loader, PoissonLoader)

@@ -61,16 +61,14 @@ def observe(gradients: ModelGradients, batches: Sequence[RecordedBatch]) -> Obse
 
 
 def mismatch(kind: Sum, plus: Sequence[Observation], minus: Sequence[Observation]) -> float:
-    """How far sums are from ``sum(plus) = sum(minus)``, relative to their length; the worst of all blocks.
+    """How far sums are from ``sum(plus) = sum(minus)``, relative to the longest of them, over all blocks together.
 
-    Blocks whose gradients are next to nothing (a bias before a normalisation layer) are measured against a thousandth
-    of the whole: what they hold is rounding.
+    Not block by block: some hold nothing but rounding (a bias before a normalisation layer).
     """
     difference = sum(o.sums[kind] for o in plus) - sum(o.sums[kind] for o in minus)
     assert isinstance(difference, Tensor)
-    sizes = torch.stack([o.sums[kind].norm(dim=1) for o in (*plus, *minus)]).amax(0)
-    scale = sizes + 1e-3 * sizes.norm()
-    return float((difference.norm(dim=1) / scale.clamp(min=1e-300)).max()) if len(scale) else 0.0
+    scale = max(float(o.sums[kind].norm()) for o in (*plus, *minus))
+    return float(difference.norm()) / scale if scale else 0.0
 
 
 def _sketch(blocks: Sequence[Sequence[nn.Parameter]], sums: Mapping[nn.Parameter, Tensor]) -> Tensor:

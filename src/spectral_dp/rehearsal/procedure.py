@@ -41,8 +41,10 @@ from spectral_dp.rehearsal.explanation import depends_on_mates, depends_on_size,
 from spectral_dp.rehearsal.observation import Observation, Sum, mismatch, observe
 from spectral_dp.rehearsal.trace import Meeting, Visit, first_difference, traced
 
-#: The relative difference from which two ways to the same sum disagree, and the least in units of the arithmetic.
-TOLERANCE, TOLERANCE_IN_UNITS = 2e-3, 8
+#: The relative difference from which two ways to the same sum disagree: in batches of one shape, where every record
+#: meets the same arithmetic; and in batches of other shapes, where it may be rounded otherwise (and at least so many
+#: units of the arithmetic).
+SAME_SHAPE, OTHER_SHAPE, UNITS = 1e-5, 2e-3, 8
 
 _LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
 _CANDIDATES = 48  # records among which the longest is looked for, where records can differ in length
@@ -112,24 +114,26 @@ class Rehearsal:
 
     def _compare(self) -> Iterator[list[Any]]:
         passes = yield from self._other_sizes(self._records(0))
-        if self._agree(passes):
+        if self._agree(passes, SAME_SHAPE):
             return
         mates = yield from self._other_mates(self._records(1))
         spread = max(mismatch(kind, [mates[0]], [mates[4]]) for kind in self._kinds)  # of the very same batch
-        if not self._agree(mates, slack=10 * spread):
-            raise RehearsalError(depends_on_mates(self._meeting(), self._optimizer.views))
+        if not self._agree(mates, SAME_SHAPE + 10 * spread):
+            raise RehearsalError(depends_on_mates(self._meeting(SAME_SHAPE), self._optimizer.views))
+        if self._agree(passes, _tolerance(passes)):
+            return
         for module in self._gradients.model.modules():
             module.training = False
         quiet = yield from self._other_sizes(self._records(2), is_traced=True)
-        if self._agree(quiet):
+        if self._agree(quiet, _tolerance(quiet)):
             return  # it was dropout, or something else that only training draws
-        if max(mismatch(kind, [quiet[0]], [quiet[4]]) for kind in self._kinds) > self._tolerance(quiet):
+        if max(mismatch(kind, [quiet[0]], [quiet[4]]) for kind in self._kinds) > _tolerance(quiet):
             self._compare_scales([*passes, *quiet])  # it depends on the order: random numbers remain
             return
         other: Sum = "sum" if self._optimizer.loss_reduction == "mean" else "mean"
-        if self._agree(quiet, (other, "direction")):
+        if self._agree(quiet, _tolerance(quiet), (other, "direction")):
             raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
-        raise RehearsalError(depends_on_size(self._meeting(), self._optimizer.views))
+        raise RehearsalError(depends_on_size(self._meeting(_tolerance(quiet)), self._optimizer.views))
 
     # The tests.
 
@@ -196,17 +200,14 @@ class Rehearsal:
     def _kinds(self) -> tuple[Sum, Sum]:
         return self._optimizer.loss_reduction, "direction"
 
-    def _tolerance(self, passes: Sequence[Observation]) -> float:
-        return max(TOLERANCE, TOLERANCE_IN_UNITS * max(o.precision for o in passes))
-
-    def _agree(self, passes: Sequence[Observation], kinds: Sequence[Sum] = (), slack: float = 0.0) -> bool:
+    def _agree(self, passes: Sequence[Observation], tolerance: float, kinds: Sequence[Sum] = ()) -> bool:
         """Whether first - second = third - fourth."""
         plus, minus = [passes[0], passes[3]], [passes[1], passes[2]]
-        return all(mismatch(kind, plus, minus) <= self._tolerance(passes) + slack for kind in kinds or self._kinds)
+        return all(mismatch(kind, plus, minus) <= tolerance for kind in kinds or self._kinds)
 
-    def _meeting(self) -> Meeting | None:
+    def _meeting(self, tolerance: float) -> Meeting | None:
         ours, theirs = self._traces
-        return first_difference(ours, theirs, TOLERANCE)
+        return first_difference(ours, theirs, tolerance)
 
     def _check_state(self) -> None:
         """What passes over other data have left behind alike does not depend on the data."""
@@ -252,6 +253,10 @@ class Rehearsal:
 
 def _attributes(gradients: ModelGradients) -> dict[str, Any]:
     return {name: entry.value for name, entry in held(gradients.model).items() if entry.kind == "attribute"}
+
+
+def _tolerance(passes: Sequence[Observation]) -> float:
+    return max(OTHER_SHAPE, UNITS * max(o.precision for o in passes))
 
 
 def _mean_log(passes: Sequence[Observation], is_mean: bool) -> float:
