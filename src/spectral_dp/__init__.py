@@ -20,6 +20,7 @@ from spectral_dp.gradients import Spectral
 from spectral_dp.layers import BlockCirculantLinear, convert_linear
 from spectral_dp.mechanism import perturb, perturb_sum
 from spectral_dp.noise import NoiseSource, SecureNoise, SeededNoise
+from spectral_dp.rehearsal import RehearsalError
 from spectral_dp.relations import Relation
 from spectral_dp.sampling import PoissonLoader
 from spectral_dp.transforms import Transform, get_transform
@@ -42,6 +43,7 @@ __all__ = [
     "PerLayerClipping",
     "PoissonLoader",
     "PrivacyEngine",
+    "RehearsalError",
     "Relation",
     "SecureNoise",
     "SeededNoise",

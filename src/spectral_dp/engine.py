@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from spectral_dp import accounting, checkpoint
 from spectral_dp.accounting import Accountant, Ledger, Phase
@@ -154,7 +154,7 @@ class PrivacyEngine:
             before_release=lambda: run.record(),
         )
         loader.settle = private.require_taken
-        if rehearsal and hasattr(loader.dataset, "__getitem__"):
+        if rehearsal and not isinstance(loader.dataset, IterableDataset):
             loader.rehearse = Rehearsal(
                 private,
                 loader.dataset,

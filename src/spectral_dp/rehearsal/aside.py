@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,25 +18,23 @@ from spectral_dp.gradients.state import Keepsake
 
 
 @contextmanager
-def aside(model: nn.Module, *optimizers: Optimizer) -> Iterator[Keepsake]:
-    """Leaves no trace of what happens within, though it may reach over many iterations of a user's loop.
+def aside(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> Iterator[None]:
+    """Leaves no trace of what happens within, which is an iteration of a user's loop.
 
-    Yields:
-        The model's buffers and attributes as they were, to start from them again and again.
+    The model's parameters are not copied: nothing steps within, and what a forward pass writes there is an error.
     """
-    generators = _generator_states()
     keepsake = Keepsake(model)
     modes = [(module, module.training) for module in model.modules()]
     settings = [
         (group, {k: v for k, v in group.items() if k != "params"}) for o in optimizers for group in o.param_groups
     ]
-    schedules = [(s, copy.deepcopy(s.state_dict())) for s in _schedulers(optimizers)]
+    schedules = [(s, copy.deepcopy(s.state_dict())) for s in schedulers]
     for optimizer in optimizers:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or a scheduler warns that nothing was stepped
     try:
-        yield keepsake
+        with generators_kept():
+            yield
     finally:
-        _restore_generators(generators)
         keepsake.restore()
         for module, training in modes:
             module.training = training
@@ -54,21 +51,22 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002  # the user's loop may draw from it
 
 
-def _generator_states() -> tuple[Any, ...]:
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Puts the global generators back to where they were."""
+    on_cpu, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), on_devices, random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_cpu)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        if on_devices is not None:
+            torch.cuda.set_rng_state_all(on_devices)
 
 
-def _restore_generators(states: tuple[Any, ...]) -> None:
-    on_cpu, on_devices, of_python, of_numpy = states
-    torch.set_rng_state(on_cpu)
-    if on_devices is not None:
-        torch.cuda.set_rng_state_all(on_devices)
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)  # noqa: NPY002
-
-
-def _schedulers(optimizers: tuple[Optimizer, ...]) -> list[LRScheduler]:
+def schedulers_of(optimizers: Sequence[Optimizer]) -> list[LRScheduler]:
     """The schedulers that act on these optimizers, which do not know of them: a loop may step one at every batch."""
     found = [o for o in gc.get_objects() if issubclass(type(o), LRScheduler)]
     return [s for s in found if any(getattr(s, "optimizer", None) is optimizer for optimizer in optimizers)]

@@ -27,16 +27,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, default_collate
 
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
-from spectral_dp.gradients.state import Fingerprint, Keepsake, held
+from spectral_dp.gradients.state import Fingerprint, held
 from spectral_dp.optimizer import PrivateOptimizer
-from spectral_dp.rehearsal.aside import aside, seed_everything
+from spectral_dp.rehearsal.aside import aside, generators_kept, schedulers_of, seed_everything
 from spectral_dp.rehearsal.explanation import depends_on_mates, depends_on_size, wrong_reduction
 from spectral_dp.rehearsal.observation import Observation, Sum, mismatch, observe
 from spectral_dp.rehearsal.trace import Meeting, Visit, first_difference, traced
@@ -49,7 +51,25 @@ SAME_SHAPE, OTHER_SHAPE, UNITS = 1e-5, 2e-3, 8
 _LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
 _CANDIDATES = 48  # records among which the longest is looked for, where records can differ in length
 
-Passes = Generator[list[Any], None, list[Observation]]
+
+class _Pass(NamedTuple):
+    """A batch to hand out.
+
+    Attributes:
+        records: What is in it.
+        position: Which of them to follow through the model, if any.
+        is_quiet: Whether the model is to be in evaluation mode.
+    """
+
+    records: list[Any]
+    position: int | None = None
+    is_quiet: bool = False
+
+
+_BEGIN = _Pass([])
+
+Result = TypeVar("Result")
+Passes: TypeAlias = Generator[_Pass, Observation, Result]
 
 
 class RehearsalError(RuntimeError):
@@ -82,37 +102,63 @@ class Rehearsal:
         self._large = min(_LARGE, max_batch_size or _LARGE)
         self._small = max(2, min(_SMALL, self._large - 1))
         self._with_empty_batch = with_empty_batch
-        self._is_done = False
+        self._schedulers: list[LRScheduler] | None = None
         self._observed: list[Observation] = []
         self._left_behind: list[tuple[Fingerprint, set[str]]] = []
         self._traces: list[list[Visit]] = []
+        self._script = self._procedure()
+        self._next: _Pass | None = _BEGIN
+        self._failure: RehearsalError | None = None
+        optimizer.rehearsal = self._observe
 
     def batches(self) -> Iterator[list[Any]]:
-        """Yields the records of each batch; the loop must step each before it comes back.
+        """Yields the records of each batch that is still to be rehearsed; the loop must step each of them.
 
-        Yields nothing when it was done before, and under ``torch.no_grad()``, where nobody trains.
+        An iteration that is broken off is gone on with by the next. Yields nothing under ``torch.no_grad()``, where
+        nobody trains.
         """
-        if self._is_done or not torch.is_grad_enabled():
-            return
-        optimizer, gradients = self._optimizer, self._gradients
-        with aside(gradients.model, optimizer, optimizer.original) as keepsake, gradients.state.paused():
-            self._keepsake: Keepsake = keepsake
-            self._untouched = Fingerprint(gradients.model)
-            optimizer.rehearsal = self._observe
-            try:
-                yield from self._procedure()
-            finally:
-                optimizer.rehearsal = None
-                gradients.discard()
-        self._is_done = True
+        if self._failure is not None:
+            raise self._failure
+        while self._next is not None and torch.is_grad_enabled():
+            if self._next is not _BEGIN and not self._observed:
+                yield from self._hand_out(self._next)
+                if not self._observed:
+                    return  # read without training
+            with generators_kept():  # a dataset may draw from them
+                self._advance()
 
-    def _procedure(self) -> Iterator[list[Any]]:
+    def _advance(self) -> None:
+        """Shows the script what was observed (the loader has seen to it that the batch was stepped), and goes on."""
+        try:
+            self._next = next(self._script) if self._next is _BEGIN else self._script.send(self._observed.pop())
+        except StopIteration:
+            self._next = None
+        except RehearsalError as error:
+            self._failure = error  # a loop that catches it must not go on as if nothing were wrong
+            raise
+
+    def _hand_out(self, request: _Pass) -> Iterator[list[Any]]:
+        model, optimizer = self._gradients.model, self._optimizer
+        optimizers = (optimizer, optimizer.original)
+        if self._schedulers is None:
+            self._schedulers = schedulers_of(optimizers)
+        follow = traced(model, len(request.records), optimizer.views, request.position)
+        with aside(model, optimizers, self._schedulers), self._gradients.state.paused(), follow as visits:
+            self._before = Fingerprint(model), _attributes(model)
+            self._visits = visits
+            seed_everything(0)
+            if request.is_quiet:
+                for module in model.modules():
+                    module.training = False
+            yield [copy.deepcopy(record) for record in request.records]  # a loop may change what it is given
+
+    def _procedure(self) -> Passes[None]:
         if self._large > 1:
             yield from self._compare()
         if self._with_empty_batch:
-            yield from self._pass([])
+            yield _Pass([])
 
-    def _compare(self) -> Iterator[list[Any]]:
+    def _compare(self) -> Passes[None]:
         passes = yield from self._other_sizes(self._records(0))
         if self._agree(passes, SAME_SHAPE):
             return
@@ -122,9 +168,7 @@ class Rehearsal:
             raise RehearsalError(depends_on_mates(self._meeting(SAME_SHAPE), self._optimizer.views))
         if self._agree(passes, _tolerance(passes)):
             return
-        for module in self._gradients.model.modules():
-            module.training = False
-        quiet = yield from self._other_sizes(self._records(2), is_traced=True)
+        quiet = yield from self._other_sizes(self._records(2), is_quiet=True)
         if self._agree(quiet, _tolerance(quiet)):
             return  # it was dropout, or something else that only training draws
         if max(mismatch(kind, [quiet[0]], [quiet[4]]) for kind in self._kinds) > _tolerance(quiet):
@@ -137,62 +181,40 @@ class Rehearsal:
 
     # The tests.
 
-    def _other_sizes(self, records: Sequence[Any], *, is_traced: bool = False) -> Passes:
-        """``a`` last in a large batch and first in a small one; both without it; the large one in another order."""
-        self._left_behind, self._traces = [], []
+    def _other_sizes(self, records: Sequence[Any], *, is_quiet: bool = False) -> Passes[list[Observation]]:
+        """``a`` last in a large batch and first in a small one; both without it; if quiet, also in another order."""
         a, *others = records
         large, small = others[: self._large - 1], others[self._large - 1 :][: self._small - 1]
-        seen = [
-            (yield from self._pass([*large, a], position=len(large) if is_traced else None)),
-            (yield from self._pass(large)),
-            (yield from self._pass([a, *small], position=0 if is_traced else None)),
-            (yield from self._pass(small)),
-        ]
-        if is_traced:
-            seen.append((yield from self._pass([a, *reversed(large)])))
-        self._check_state()
-        return seen
+        passes = [_Pass([*large, a], len(large)), _Pass(large), _Pass([a, *small], 0), _Pass(small)]
+        if is_quiet:
+            passes = [p._replace(is_quiet=True) for p in (*passes, _Pass([a, *reversed(large)]))]
+        return (yield from self._run(passes))
 
-    def _other_mates(self, records: Sequence[Any]) -> Passes:
+    def _other_mates(self, records: Sequence[Any]) -> Passes[list[Observation]]:
         """``a`` and ``b`` beside the same mates, and beside others; the longest record is always there; one again."""
-        self._left_behind, self._traces = [], []
         a, longest, b, *others = records
         tail = [longest] if self._large > 2 else []
         few = self._large - 1 - len(tail)
-        mates, strangers = others[:few], others[few : 2 * few]
-        seen = [
-            (yield from self._pass([a, *mates, *tail], position=0)),
-            (yield from self._pass([b, *mates, *tail])),
-            (yield from self._pass([a, *strangers, *tail], position=0)),
-            (yield from self._pass([b, *strangers, *tail])),
-            (yield from self._pass([a, *mates, *tail])),
-        ]
+        mates, strangers = [*others[:few], *tail], [*others[few : 2 * few], *tail]
+        passes = [_Pass([a, *mates], 0), _Pass([b, *mates]), _Pass([a, *strangers], 0), _Pass([b, *strangers])]
+        return (yield from self._run([*passes, _Pass([a, *mates])]))
+
+    def _run(self, passes: Sequence[_Pass]) -> Passes[list[Observation]]:
+        self._left_behind, self._traces, seen = [], [], []
+        for each in passes:
+            seen.append((yield each))
+            if each.position is not None:
+                self._traces.append(self._visits)
         self._check_state()
         return seen
-
-    def _pass(self, records: list[Any], position: int | None = None) -> Generator[list[Any], None, Observation]:
-        """Hands out one batch and returns what was observed; with a position, follows that record through the model."""
-        self._keepsake.restore()
-        self._attributes = _attributes(self._gradients)
-        seed_everything(0)
-        self._observed.clear()
-        model, views = self._gradients.model, self._optimizer.views
-        batch = [copy.deepcopy(record) for record in records]  # a loop may change what it is given
-        if position is None:
-            yield batch
-        else:
-            with traced(model, len(records), views, position) as visits:
-                yield batch
-            self._traces.append(visits)
-        (observation,) = self._observed  # the loader has asked whether the batch was stepped
-        return observation
 
     def _observe(self, batches: list[RecordedBatch]) -> None:
         """Called by ``optimizer.step()``."""
         self._observed.append(observe(self._gradients, batches))
-        after = Fingerprint(self._gradients.model)
-        rebound = [n for n, value in _attributes(self._gradients).items() if self._attributes.get(n) is not value]
-        self._left_behind.append((after, {*after.changes(self._untouched), *rebound}))
+        model, (untouched, attributes) = self._gradients.model, self._before
+        after = Fingerprint(model)
+        rebound = [name for name, value in _attributes(model).items() if attributes.get(name) is not value]
+        self._left_behind.append((after, {*after.changes(untouched), *rebound}))
 
     # What is concluded.
 
@@ -251,8 +273,8 @@ class Rehearsal:
         return [rest[0], longest, *rest[1:needed]]
 
 
-def _attributes(gradients: ModelGradients) -> dict[str, Any]:
-    return {name: entry.value for name, entry in held(gradients.model).items() if entry.kind == "attribute"}
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    return {name: entry.value for name, entry in held(model).items() if entry.kind == "attribute"}
 
 
 def _tolerance(passes: Sequence[Observation]) -> float:

@@ -21,9 +21,12 @@ class Visit(NamedTuple):
 
 
 @contextmanager
-def traced(model: nn.Module, samples: int, views: int, position: int) -> Iterator[list[Visit]]:
-    """Notes every call of a module in the order in which they end, for the record at a position of the batch."""
+def traced(model: nn.Module, samples: int, views: int, position: int | None) -> Iterator[list[Visit]]:
+    """Notes the calls of modules in the order in which they end, for the record at a position of the batch, if any."""
     visits: list[Visit] = []
+    if position is None:
+        yield visits
+        return
     rows = slice(position * views, (position + 1) * views)
 
     def of_record(value: Any) -> list[Tensor | None]:

@@ -1,0 +1,294 @@
+"""What a forward pass leaves behind in the model is raw data: found by value, whatever way it was written."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spectral_dp.gradients import ModelGradients
+from spectral_dp.gradients.state import Fingerprint, Keepsake, StateGuard
+
+pytestmark = pytest.mark.filterwarnings("ignore:no rule for")
+
+
+class Holds(nn.Module):
+    """A layer with something to write to, and a way to write there."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("codebook", torch.randn(6))
+        self.frozen = nn.Parameter(torch.randn(6), requires_grad=False)
+        self.bank = torch.zeros(40, 6)
+        self.queue = [torch.zeros(6)]
+        self.array = np.zeros(6)
+        self.level = 0.0
+        self.write = write
+
+    def forward(self, x):
+        self.write(self, x.detach())
+        return self.linear(x)
+
+
+def _through_data(m, x):
+    m.codebook.data.mul_(0.9).add_(0.1 * x.mean(0))
+
+
+def _through_numpy(m, x):
+    m.codebook.numpy()[:] = x.mean(0).numpy()
+
+
+def _initialise_from_data(m, x):
+    if not m.frozen.any():
+        m.frozen.data.copy_(x.std(0))
+
+
+def _into_frozen_parameter(m, x):
+    m.frozen.data.lerp_(x.mean(0), 0.1)
+
+
+def _into_trained_parameter(m, x):
+    with torch.no_grad():
+        m.linear.bias.add_(1e-3 * x.mean(0))
+
+
+def _into_bank(m, x):
+    m.bank[: len(x)] = x
+
+
+def _replace_bank(m, x):
+    m.bank = torch.cat([x, m.bank])[:40]
+
+
+def _append(m, x):
+    m.queue.append(x[0])
+
+
+def _into_array(m, x):
+    m.array += x.mean(0).numpy()
+
+
+def _into_float(m, x):
+    m.level = 0.9 * m.level + 0.1 * float(x.mean())
+
+
+def _new_attribute(m, x):
+    m.seen = x
+
+
+def _swap(m, x):
+    """Values stay, places change: which rows are swapped tells who was there."""
+    if x[0, 0] > -100:
+        m.codebook.data[[0, 1]] = m.codebook.data[[1, 0]]
+
+
+WRITERS = {
+    "a codebook through .data": (_through_data, "codebook"),
+    "a buffer through .numpy()": (_through_numpy, "codebook"),
+    "a running mean in a frozen parameter": (_into_frozen_parameter, "frozen"),
+    "a trained parameter": (_into_trained_parameter, "linear.bias"),
+    "a memory bank": (_into_bank, "bank"),
+    "a memory bank that is replaced": (_replace_bank, "bank"),
+    "a list of tensors": (_append, "queue"),
+    "an array": (_into_array, "array"),
+    "a float": (_into_float, "level"),
+    "an attribute that was not there": (_new_attribute, "seen"),
+    "values that change places": (_swap, "codebook"),
+}
+
+
+def train_step(model, gradients, x):
+    model(x).square().sum().backward()
+    return gradients.take()
+
+
+@pytest.mark.parametrize(("write", "name"), WRITERS.values(), ids=WRITERS)
+class TestWhatAPassLeavesBehind:
+    def test_is_refused_by_name(self, write, name):
+        model = Holds(write)
+        gradients = ModelGradients(model)
+        with pytest.raises(RuntimeError, match=f"'{name}'"):
+            train_step(model, gradients, torch.randn(4, 6))
+
+    def test_is_refused_without_gradients_as_soon_as_the_pass_ends(self, write, name):
+        model = nn.Sequential(nn.Tanh(), Holds(write))
+        gradients = ModelGradients(model)
+        with torch.no_grad(), pytest.raises(RuntimeError, match=f"'1.{name}'"):
+            model(torch.randn(4, 6))
+        gradients.remove()
+
+    def test_versions_alone_would_not_do(self, write, name):
+        """The control: most of these leave the version counter of every buffer as it was."""
+        model = Holds(write)
+        before = model.codebook._version
+        model(torch.randn(4, 6))
+        assert model.codebook._version == before
+
+
+def test_a_frozen_embedding_bag_that_rewrites_its_rows_is_refused():
+    """Which rows were renormalised shows exactly which tokens were in the batch."""
+
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(20, 6, max_norm=0.1, mode="mean")
+            self.bag.weight.requires_grad_(False)
+            self.linear = nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.linear(self.bag(x))
+
+    model = Bag()
+    gradients = ModelGradients(model)
+    with pytest.raises(RuntimeError, match=r"parameter 'bag\.weight'"):
+        train_step(model, gradients, torch.randint(20, (4, 3)))
+
+
+def test_initialisation_from_the_first_batch_is_refused():
+    model = Holds(_initialise_from_data)
+    model.frozen.data.zero_()
+    gradients = ModelGradients(model)
+    with pytest.raises(RuntimeError, match="initialisation before"):
+        train_step(model, gradients, torch.randn(4, 6))
+
+
+def nothing(m, x):
+    m.linear.weight.data_ptr()
+
+
+def test_a_model_that_keeps_nothing_passes():
+    model = Holds(nothing)
+    gradients = ModelGradients(model)
+    for _ in range(3):
+        train_step(model, gradients, torch.randn(4, 6))
+
+
+def test_what_happens_between_passes_is_the_users_business():
+    """Clamped weights, averages in buffers, a validation pass before: none of it is a forward pass."""
+    model = Holds(nothing)
+    gradients = ModelGradients(model)
+    for _ in range(2):
+        train_step(model, gradients, torch.randn(4, 6))
+        with torch.no_grad():
+            model(torch.randn(9, 6))
+        model.codebook.lerp_(model.linear.bias.detach(), 0.1)
+        with torch.no_grad():
+            model.linear.weight.clamp_(-0.1, 0.1)
+
+
+def test_a_pass_that_failed_does_not_blind_the_guard():
+    model = Holds(nothing)
+    gradients = ModelGradients(model)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        model(torch.randn(4, 5))
+    model.write = _through_data
+    with pytest.raises(RuntimeError, match="codebook"):
+        train_step(model, gradients, torch.randn(4, 6))
+
+
+def test_the_next_step_begins_anew_after_a_refusal():
+    model = Holds(_through_data)
+    gradients = ModelGradients(model)
+    with pytest.raises(RuntimeError, match="codebook"):
+        train_step(model, gradients, torch.randn(4, 6))
+    model.write = nothing
+    gradients.discard()
+    train_step(model, gradients, torch.randn(4, 6))
+
+
+def test_nothing_is_left_of_a_guard_that_was_removed():
+    model = Holds(_through_data)
+    gradients = ModelGradients(model)
+    gradients.remove()
+    with torch.no_grad():
+        model(torch.randn(4, 6))
+    guard = StateGuard(model)
+    del guard
+    with torch.no_grad():
+        model(torch.randn(4, 6))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.randn(7, dtype=torch.float64),
+        torch.randn(3, 5),
+        torch.randn(3, 5).T,
+        torch.randn(9)[1:],
+        torch.randn(5, dtype=torch.complex64),
+        torch.randn(5).half(),
+        torch.randint(5, (11,), dtype=torch.int8),
+        torch.tensor([True, False, True]),
+        torch.tensor(1.0),
+        torch.randn(100_003),
+        torch.full((5,), torch.nan),
+    ],
+    ids=lambda t: f"{t.dtype} {tuple(t.shape)}",
+)
+def test_any_single_number_that_changes_is_seen(value):
+    module = nn.Module()
+    module.register_buffer("b", value)
+    before = Fingerprint(module)
+    assert Fingerprint(module).changes(before) == []
+    for index in {0, value.numel() // 2, value.numel() - 1}:
+        kept = value.clone()
+        position = np.unravel_index(index, value.shape) if value.ndim else ()
+        value[position] = ~value[position] if value.dtype == torch.bool else value[position].nan_to_num(0) + 1
+        assert Fingerprint(module).changes(before) == ["b"]
+        value.copy_(kept)
+        assert Fingerprint(module).changes(before) == []
+
+
+def test_empty_tensors_and_other_layouts_are_taken():
+    module = nn.Module()
+    module.register_buffer("empty", torch.zeros(0, 3))
+    module.register_buffer("meta", torch.zeros(3, device="meta"))
+    module.sparse = torch.eye(3).to_sparse()
+    assert Fingerprint(module).changes(Fingerprint(module)) == []
+
+
+def test_a_fingerprint_is_as_quick_as_memory():
+    """Stated in the module: some 0.1 ms a million parameters; ten times that would be noticed in training."""
+    module = nn.Linear(1000, 4000)
+    Fingerprint(module)
+    best = min(_seconds(lambda: Fingerprint(module)) for _ in range(10))
+    assert best < 4 * 1e-3
+
+
+def _seconds(function):
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+class TestKeepsake:
+    @pytest.mark.parametrize("write", [w for w, name in WRITERS.values() if name not in ("frozen", "linear.bias")])
+    def test_puts_back_whatever_was_written(self, write):
+        model = Holds(write)
+        before, kept = Fingerprint(model), Keepsake(model)
+        model(torch.randn(4, 6))
+        assert Fingerprint(model).changes(before)
+        kept.restore()
+        assert Fingerprint(model).changes(before) == []
+
+    def test_lazily_made_values_are_unmade(self):
+        module = nn.Module()
+        module.mask, module.calls = None, 0
+        module.register_buffer("lazy", None)
+        kept = Keepsake(module)
+        module.mask, module.calls, module.lazy, module.more = torch.ones(3), 5, torch.ones(2), torch.ones(1)
+        kept.restore()
+        assert module.mask is None
+        assert module.calls == 0
+        assert module.lazy is None
+        assert not hasattr(module, "more")
+
+    def test_a_buffer_that_others_hold_stays_the_same_tensor(self):
+        model = Holds(_through_data)
+        held = model.codebook
+        kept = Keepsake(model)
+        model(torch.randn(4, 6))
+        kept.restore()
+        assert model.codebook is held
