@@ -64,6 +64,7 @@ class PrivateTraining:
             noise_multiplier=1.0,
             max_grad_norm=1.0,
             spectral=spectral,
+            rehearsal=False,  # once a run, and not part of any step
         )
         self._noise = self._optimizer.noise = CountingNoise(self._optimizer.noise)
         gradients = self._optimizer.gradients

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from spectral_dp import accounting, checkpoint
 from spectral_dp.accounting import Accountant, Ledger, Phase
@@ -118,9 +118,8 @@ class PrivacyEngine:
             grad_sample_mode: Taken for Opacus' sake, without effect.
             wrap_model: Taken for Opacus' sake, without effect: models are never wrapped.
             rand_on_empty: Taken for Opacus' sake, without effect.
-            sample_rate: With ``poisson_sampling=False``: 1, under replace-one, for a loader that goes through the data
-                in order or shuffled; below 1 only for a batch sampler of your own, of which you say that every record
-                joins every batch independently with at most this probability.
+            sample_rate: With ``poisson_sampling=False`` it must be 1, and the engine's relation replace-one: all that
+                can be said of a loader that goes through the data in order or shuffled.
         """
         if self._run is not None:  # a second call starts another run, on the same ledger
             self._run.optimizer.gradients.remove()
@@ -381,20 +380,18 @@ class PrivacyEngine:
         1: shuffling is not Poisson sampling.
         """
         order = getattr(data_loader, "sampler", None)
-        repeats = isinstance(order, RandomSampler | WeightedRandomSampler) and order.replacement
-        if repeats:
+        if isinstance(order, RandomSampler | WeightedRandomSampler) and order.replacement:
             raise ValueError(
                 f"a {type(order).__name__} with replacement can draw a record twice into one batch, where it would "
                 "count twice: use poisson_sampling=True"
             )
-        shuffles = isinstance(getattr(data_loader, "batch_sampler", None), BatchSampler)
-        if sample_rate < 1 and shuffles:
+        if sample_rate < 1:
             raise ValueError(
                 f"this DataLoader takes every record in every pass, in order or shuffled, which is not Poisson "
                 f"sampling at rate {sample_rate:g} and spends more: use poisson_sampling=True, or sample_rate=1.0 with "
                 "PrivacyEngine(relation=Relation.REPLACE_ONE)"
             )
-        if sample_rate >= 1 and self._relation is not Relation.REPLACE_ONE:
+        if self._relation is not Relation.REPLACE_ONE:
             raise ValueError(
                 "without Poisson sampling, removing a record moves every later one to another place, so all later "
                 "batches change: use poisson_sampling=True (with batch_size=len(dataset) to take all records at every "

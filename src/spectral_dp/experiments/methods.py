@@ -29,11 +29,15 @@ from spectral_dp.sampling import PoissonLoader
 
 
 class Batch(NamedTuple):
-    """A physical batch; the last of its logical step is the one after which the model has moved."""
+    """A physical batch; the last of its logical step is the one after which the model has moved.
+
+    A rehearsal (see ``spectral_dp.rehearsal``) is no part of any step.
+    """
 
     images: Tensor
     labels: Tensor
     is_last: bool
+    is_rehearsal: bool = False
 
 
 class Method(ABC):
@@ -146,7 +150,7 @@ class Ours(Method):
     def batches(self) -> Iterator[Batch]:
         for images, labels in self._loader:
             assert self._loader.current is not None
-            yield Batch(images, labels, self._loader.current.is_last)
+            yield Batch(images, labels, self._loader.current.is_last, self._loader.current.is_rehearsal)
         self.epoch += 1
 
     def epsilon(self) -> float:

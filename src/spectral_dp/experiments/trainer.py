@@ -147,6 +147,9 @@ class Trainer:
             loss = F.cross_entropy(self.model(images), labels)
             loss.backward()
             self.method.optimizer.step()
+            if batch.is_rehearsal:
+                self._augmentation = None  # every rehearsal, and the step itself, draws the same
+                continue
             if self.settings.unsafe_diagnostics and len(labels):
                 self._losses.append(loss.item())
             if not batch.is_last:
