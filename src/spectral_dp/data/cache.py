@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Literal
 from spectral_dp.data.catalog import Recipe
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.originals import read_edition
-from spectral_dp.files import whole_file
+from spectral_dp.files import partial_directory, whole_file
 
 
 def cache_directory() -> Path:
@@ -77,10 +76,10 @@ def plain_errors(place: Path) -> Iterator[None]:
 
 @contextmanager
 def workspace(place: Path) -> Iterator[Path]:
-    """A hidden directory beside ``place`` that is gone afterwards, whatever happens."""
+    """A hidden directory beside ``place`` that is gone afterwards; of a killed process, when the next one needs it."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}.", suffix=".partial", dir=place.parent) as directory:
-        yield Path(directory)
+    with partial_directory(place) as directory:
+        yield directory
 
 
 def check_replaceable(recipe: Recipe, place: Path) -> None:

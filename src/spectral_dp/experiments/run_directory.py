@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from spectral_dp.experiments.settings import Settings, read_file
-from spectral_dp.files import write_json, write_text
+from spectral_dp.files import remove_abandoned, write_json, write_text
 
 
 class RunDirectoryError(ValueError):
@@ -55,6 +55,8 @@ class RunDirectory:
     @contextmanager
     def claimed(self, settings: Settings, *, resume: bool) -> Iterator[None]:
         """Lets a run begin or go on here, alone; nothing is written if the directory holds something else."""
+        if self.path.is_dir():
+            remove_abandoned(self.config)  # of a process that was killed while it began here
         if self.exists:
             self._check_resumable(settings, resume)
         elif self.path.exists() and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - {".lock"}):
