@@ -2,6 +2,7 @@
 
 import json
 
+from spectral_dp.accounting import Ledger
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings
 from spectral_dp.experiments.statement import privacy_statement, write_statement
@@ -63,6 +64,8 @@ def fabricate(path, *, evaluated=3, is_finished=True, accuracy=None, layers=None
         )
         for epoch in range(1, evaluated + 1)
     ]
+    for row in rows:
+        row["ledger_head"] = _Method.ledger.head if settings.is_private else None
     run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if is_finished:
         method = _Method(0.5 * evaluated if has_epsilon else float("inf"))
@@ -94,6 +97,8 @@ def _summary(settings, statement, last):
 
 class _Method:
     """As much of a method as its privacy statement asks for."""
+
+    ledger = Ledger()
 
     def __init__(self, epsilon):
         self._epsilon = epsilon

@@ -288,9 +288,9 @@ class PrivacyEngine:
         run draws that step anew.
 
         Args:
-            path: Where to.
-            module: The model.
-            optimizer: The private optimizer; the engine's own where not given.
+            path: File to write the checkpoint to.
+            module: The model that :meth:`make_private` returned.
+            optimizer: The private optimizer that it returned; need not be given. Those of another run are refused.
             checkpoint_dict: Anything else to keep with it, such as a scheduler's ``state_dict``: tensors and plain
                 types.
             noise_scheduler: Refused: there are no such objects here. See ``checkpoint_dict``.
@@ -299,11 +299,11 @@ class PrivacyEngine:
             torch_save_kwargs: For ``torch.save``.
         """
         _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        state = self._require_run().state_dict(module) | {"extra": dict(checkpoint_dict or {})}
+        run = self._require_run()
+        run.require_own(module, optimizer)
+        state = run.state_dict(module) | {"extra": dict(checkpoint_dict or {})}
         if module_state_dict_kwargs:
             state["module"] = module.state_dict(**module_state_dict_kwargs)
-        if optimizer is not None:
-            state["optimizer"] = optimizer.state_dict()
         checkpoint.save(state, path, **(torch_save_kwargs or {}))
 
     def load_checkpoint(
@@ -318,16 +318,15 @@ class PrivacyEngine:
     ) -> dict[str, Any]:
         """Restores :meth:`save_checkpoint` into a run made private with the same settings, and returns its extra dict.
 
-        Nothing is changed if the checkpoint is damaged, is of another configuration, or its ledger does not match its
-        steps.
+        Call it right after :meth:`make_private`. Nothing is changed if the checkpoint is damaged, was edited, is of
+        another configuration, or does not continue the steps that this engine has run: then its ledger would forget
+        them. :class:`~spectral_dp.run.Run` states what is guaranteed, and what no file can tell.
         """
         _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         run = self._require_run()
-        if optimizer is not None and optimizer is not run.optimizer:
-            raise ValueError("that is not the optimizer that make_private returned: leave it out, or make it private")
+        run.require_own(module, optimizer)
         state = checkpoint.load(path, **(torch_load_kwargs or {}))
         run.load_state_dict(state, module)
-        self.accountant.ledger = run.ledger
         return dict(state["extra"])
 
     def _require_run(self) -> Run:

@@ -50,15 +50,20 @@ def partial_directory(target: Path) -> Iterator[Path]:
 def remove_abandoned(target: Path) -> None:
     """Removes what killed writers of ``target`` have left beside it, and nothing that is still being written."""
     left_by_us = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
-    for path in [path for path in target.parent.iterdir() if left_by_us.fullmatch(path.name)]:
-        with suppress(OSError):  # somebody else was quicker, or it is not ours to remove
-            access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # some file systems lock only what could be written
-            descriptor = os.open(path, access | os.O_NOFOLLOW)
-            try:
-                if _lock(descriptor):
-                    _remove(path)
-            finally:
-                os.close(descriptor)
+    with suppress(OSError):  # a directory that may be written to, but not listed
+        for path in [path for path in target.parent.iterdir() if left_by_us.fullmatch(path.name)]:
+            with suppress(OSError):  # somebody else was quicker, or it is not ours to remove
+                _remove_if_abandoned(path)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # some file systems lock only what could be written
+    descriptor = os.open(path, access | os.O_NOFOLLOW)
+    try:
+        if _lock(descriptor):
+            _remove(path)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,24 @@ from spectral_dp.config import SpectralConfig, plain_repr
 from spectral_dp.optimizer import PrivateOptimizer
 from spectral_dp.sampling import CountingLoader, PoissonLoader
 
+#: All ledgers that runs of this process have written to; of engines that are gone, too, for what they released stays.
+_LEDGERS: list[Ledger] = []
+
 
 class Run:
-    """A model's private optimizer and loader, with the ledger that their steps are entered in."""
+    """A model's private optimizer and loader, with the ledger that their steps are entered in.
+
+    Formal guarantee. A checkpoint continues the run it belongs to, or is refused:
+
+    * Loading never makes a ledger forget: one that lists steps takes only a checkpoint whose ledger begins with these
+      very steps. Another run's checkpoint, an older one of the same run, and one of another continuation of the same
+      checkpoint are refused, however many steps they list.
+    * All parts of a checkpoint were saved together, and are as they were saved (the seal of ``checkpoint.py``).
+
+    What a file cannot tell: how far a run went *after* its last checkpoint. Steps that a killed process released and
+    did not save are not in the ledger that resumes, and neither are those of a second process that resumed from the
+    same file. Within one process this is warned of. And whoever controls the disk can always lie.
+    """
 
     def __init__(
         self,
@@ -30,6 +46,7 @@ class Run:
         self.ledger, self.optimizer, self.loader = ledger, optimizer, loader
         self.sample_rate, self.spectral = sample_rate, spectral
         self.plan: Budget | None = None
+        _LEDGERS.append(ledger)
 
     def record(self) -> None:
         """Enters the coming release in the ledger, if the plan allows it."""
@@ -51,6 +68,19 @@ class Run:
             **{f"spectral.{name}": value for name, value in self.spectral.describe().items()},
         }
 
+    def require_own(self, module: nn.Module, optimizer: PrivateOptimizer | None) -> None:
+        """Raises ``ValueError`` unless model and optimizer (if given) are those of this run."""
+        if optimizer is not None and optimizer is not self.optimizer:
+            raise ValueError(
+                "that is not the optimizer that make_private returned last: a checkpoint would mix two runs. Leave it "
+                "out, or give that one"
+            )
+        if not set(self.optimizer.gradients.parameters) <= set(module.parameters()):
+            raise ValueError(
+                "that is not the model that was made private last: a checkpoint would mix two runs. Give the model "
+                "that make_private returned; put the weights of another one, such as an average, into checkpoint_dict"
+            )
+
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Returns model, optimizer, ledger, filters, sampler position, noise stream (if seeded) and settings."""
         return {
@@ -67,8 +97,13 @@ class Run:
 
     def load_state_dict(self, state: Mapping[str, Any], module: nn.Module) -> None:
         """Restores :meth:`state_dict`; if anything does not fit, nothing is changed."""
+        self._require_between_steps()
+        if missing := self.state_dict(module).keys() - state.keys():
+            raise CheckpointError(
+                f"the checkpoint has no {', '.join(sorted(missing))}: it was not saved by PrivacyEngine.save_checkpoint"
+            )
         require_equal(state["settings"], self.settings())
-        ledger = self._matching_ledger(state)
+        self._check_ledger(state)
         mine = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         require_equal({name: tuple(value.shape) for name, value in state["module"].items()}, mine)
         before = copy.deepcopy(self.state_dict(module))
@@ -77,7 +112,10 @@ class Run:
         except Exception:
             self._load(before, module)
             raise
-        self.ledger = ledger
+        self.ledger.load_state_dict(state["ledger"])  # in place: whoever looks at the engine's ledger sees this one
+        self.loader.current = None  # a batch that was drawn before belongs to no step of the resumed run
+        self.optimizer.gradients.discard()
+        self._warn_of_other_continuations()
 
     def _load(self, state: Mapping[str, Any], module: nn.Module) -> None:
         module.load_state_dict(state["module"])
@@ -88,20 +126,37 @@ class Run:
         if isinstance(self.loader, PoissonLoader):
             self.loader.load_state_dict(state["sampler"])
 
-    def _matching_ledger(self, state: Mapping[str, Any]) -> Ledger:
+    def _require_between_steps(self) -> None:
+        """A logical step goes on with the batches drawn for it, and loading would drop what it has summed."""
+        current = self.loader.current
+        if self.optimizer._sums or (current is not None and not current.is_last):
+            raise RuntimeError(
+                "a checkpoint cannot be loaded in the middle of a logical step: the rest of it would be released as if "
+                "it were a whole one. Load it right after make_private, before batches are drawn"
+            )
+
+    def _check_ledger(self, state: Mapping[str, Any]) -> None:
+        trial = copy.deepcopy(self.ledger)
         try:
-            ledger = Ledger.from_state_dict(state["ledger"])
+            trial.load_state_dict(state["ledger"])
         except ValueError as error:
-            raise CheckpointError(str(error)) from error
-        steps, relation = state["steps_before"] + state["steps"], self.ledger.relation
-        if ledger.steps != steps or ledger.relation != relation:
             raise CheckpointError(
-                f"the ledger lists {ledger.steps} steps under {ledger.relation}, but {steps} were made under "
-                f"{relation}: the checkpoint was tampered with"
-            )
-        if self.ledger.steps and self.ledger != ledger:
+                f"{error}. Give the last checkpoint of this run; or, if nobody saw anything of the steps that would be "
+                "forgotten, load it with a new engine"
+            ) from error
+        if trial.steps != (steps := state["steps_before"] + state["steps"]):
             raise CheckpointError(
-                f"this engine has run {self.ledger.steps} steps and the checkpoint is from step {ledger.steps}: "
-                "loading it would forget what they released. If nobody saw it, resume with a new engine"
+                f"the ledger lists {trial.steps} steps, but {steps} were made: the checkpoint was put together by hand"
             )
-        return ledger
+
+    def _warn_of_other_continuations(self) -> None:
+        """Another engine of this process may have gone on from the same checkpoint, or beyond it."""
+        same_run = [other for other in _LEDGERS if other.identity == self.ledger.identity]
+        others = [other for other in same_run if not self.ledger.continues(other)]
+        if others:
+            warnings.warn(
+                f"this process has made steps of the same run that the checkpoint of step {self.ledger.steps} does not "
+                f"list: another engine is at step {max(other.steps for other in others)}. If anybody saw what these "
+                "released (weights, an evaluation), more has been spent than get_epsilon will say",
+                stacklevel=4,
+            )

@@ -87,7 +87,7 @@ def test_metrics_survive_a_line_cut_off(tmp_path, tiny):
         with run.metrics_file.open("a") as file:
             file.write('{"step": 3, "epsi')
         assert run.metrics() == [{"step": 1}, {"step": 2}]
-        assert run.checked_metrics(2) == [{"step": 1}, {"step": 2}]
+        assert run.checked_metrics(2, None) == [{"step": 1}, {"step": 2}]
         assert run.metrics_file.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_knows_less_than_was_told_is_refused(tmp_path, tiny, c
     begin(run, tiny())
     run.add_metrics({"step": 2})
     with pytest.raises(RunDirectoryError, match=message):
-        run.checked_metrics(checkpoint)
+        run.checked_metrics(checkpoint, None)
     assert run.metrics() == [{"step": 2}]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spectral_dp import checkpoint
-from spectral_dp.accounting import warn_if_delta_too_large
+from spectral_dp.accounting import Ledger, warn_if_delta_too_large
 from spectral_dp.data import ImageDataset
 from spectral_dp.engine import PrivacyEngine
 from spectral_dp.experiments.diagnostics import watched
@@ -54,6 +54,11 @@ class Method(ABC):
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
         """Yields the batches that are left of the current epoch."""
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The steps made so far; None if nothing is guaranteed."""
+        return None
 
     def epsilon(self) -> float | None:
         """Returns what has been spent so far; None if nothing is guaranteed."""
@@ -153,6 +158,10 @@ class Ours(Method):
             yield Batch(images, labels, self._loader.current.is_last, self._loader.current.is_rehearsal)
         self.epoch += 1
 
+    @property
+    def ledger(self) -> Ledger:
+        return self.engine.accountant.ledger
+
     def epsilon(self) -> float:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a delta above 1/N it was warned at the start
@@ -211,7 +220,7 @@ class _ByEpoch(Method):
             self.load_state(saved["state"])
             self.epoch = int(saved["epoch"])
             return dict(saved["extra"])
-        except (KeyError, RuntimeError) as error:
+        except (KeyError, RuntimeError, ValueError) as error:
             raise checkpoint.CheckpointError(f"{path} is not a checkpoint of this run: {error}") from error
 
 
@@ -267,6 +276,7 @@ class Opacus(_ByEpoch):
         self.model, self.private, self._loader = made
         self.optimizer = self.private
         self.steps_per_epoch = len(self._loader)
+        self._ledger = Ledger()
 
     def batches(self) -> Iterator[Batch]:
         with warnings.catch_warnings():
@@ -274,6 +284,13 @@ class Opacus(_ByEpoch):
             for images, labels in self._loader:
                 yield Batch(images, labels, True)
         self.epoch += 1
+
+    @property
+    def ledger(self) -> Ledger:
+        """Opacus' history in a ledger of ours, whose chain tells whose steps they are; Opacus does the accounting."""
+        if missing := sum(steps for *_, steps in self.engine.accountant.history) - self._ledger.steps:
+            self._ledger.record(self.private.noise_multiplier, self._loader.sample_rate, missing)
+        return self._ledger
 
     def epsilon(self) -> float | None:
         if not len(self.engine.accountant):
@@ -290,17 +307,18 @@ class Opacus(_ByEpoch):
             "noise_multiplier": self.private.noise_multiplier,
             "sample_rate": self._loader.sample_rate,
             "expected_batch_size": self.private.expected_batch_size,
-            "steps": sum(steps for _, _, steps in self.engine.accountant.history),
+            "steps": self.ledger.steps,
             "clipping": f"flat, {self._settings.max_grad_norm:g}",
             "noise_source": "seeded, reproducible" if self._settings.reproducible else "torch generator",
         }
 
     def state(self) -> dict[str, Any]:
-        history = [list(entry) for entry in self.engine.accountant.history]
-        return {"history": history} | ({"generator": self._generator.get_state()} if self._generator else {})
+        ledger = {"ledger": self.ledger.state_dict()}
+        return ledger | ({"generator": self._generator.get_state()} if self._generator else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.engine.accountant.history = [tuple(entry) for entry in state["history"]]
+        self._ledger.load_state_dict(state["ledger"])
+        self.engine.accountant.history = [tuple(phase) for phase in self._ledger.phases]
         if self._generator is not None:
             self._generator.set_state(state["generator"])  # else the noise of the first epochs would come again
 

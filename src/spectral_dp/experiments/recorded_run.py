@@ -43,6 +43,8 @@ class RecordedRun:
                 _check(directory.privacy, statement, _GUARANTEE)
             if not rows:
                 raise _damaged(directory.metrics_file, "a finished run has evaluations")
+            if statement.get("ledger_head") != rows[-1].get("ledger_head"):
+                raise _damaged(directory.privacy, "it states the privacy of another run than the one evaluated here")
         return cls(directory.path.resolve().name, settings, rows, layers, statement, summary)
 
     @property

@@ -21,6 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from spectral_dp.accounting import Ledger
 from spectral_dp.experiments.settings import Settings, read_file
 from spectral_dp.files import remove_abandoned, write_json, write_text
 
@@ -97,22 +98,38 @@ class RunDirectory:
             raise RunDirectoryError(f"{self.metrics_file} is damaged: it has a line that is no evaluation")
         return rows
 
-    def checked_metrics(self, checkpoint_step: int | None) -> list[dict[str, Any]]:
+    def checked_metrics(self, checkpoint_step: int | None, ledger: Ledger | None) -> list[dict[str, Any]]:
         """Returns the evaluations so far, without a line that was cut off, if the checkpoint accounts for them.
 
         Checkpoints are written before anything is told of a step. So if more is known than the checkpoint says, it was
-        lost or replaced, and going on from it would forget what was released.
+        lost or replaced, and going on from it would forget what was released. Every evaluation of a private run names
+        the head that the ledger had then, so a checkpoint of the same settings from another run is noticed too.
+
+        Args:
+            checkpoint_step: The step of the checkpoint; None if there is none.
+            ledger: The ledger of the checkpoint; None if the run is not private.
         """
         rows = self.metrics()
-        known = max((row["step"] for row in rows), default=None)
-        if known is not None and (checkpoint_step is None or known > checkpoint_step):
-            there = "is gone" if checkpoint_step is None else f"is of step {checkpoint_step}"
-            raise RunDirectoryError(
-                f"{self.path} has evaluations up to step {known}, but its checkpoint {there}: going on would forget "
-                "what these steps released. Put the last checkpoint back, or begin a new run in another directory"
-            )
+        if rows:
+            last = max(rows, key=lambda row: row["step"])  # its head vouches for all before it
+            self._check_accounted(last, checkpoint_step, ledger)
         write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
         return rows
+
+    def _check_accounted(self, row: dict[str, Any], checkpoint_step: int | None, ledger: Ledger | None) -> None:
+        known = row["step"]
+        if checkpoint_step is None:
+            fault = "its checkpoint is gone"
+        elif known > checkpoint_step:
+            fault = f"its checkpoint is of step {checkpoint_step}"
+        elif ledger is not None and row.get("ledger_head") != ledger.head_after(known):
+            fault = f"its checkpoint is of another run, {ledger.identity[:8]}, or of another continuation of this one"
+        else:
+            return
+        raise RunDirectoryError(
+            f"{self.path} has evaluations up to step {known}, but {fault}: going on would forget what these steps "
+            "released. Put the last checkpoint back, or begin a new run in another directory"
+        )
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Appends an evaluation."""

@@ -29,6 +29,8 @@ _LISTED = (
     "sampling",
     "sample_rate",
     "steps",
+    "ledger_identity",
+    "ledger_head",
     "expected_batch_size",
     "accountant",
     "library",
@@ -73,8 +75,9 @@ def privacy_statement(settings: Settings, method: Method, made_by: dict[str, Any
     if not settings.is_private:
         nothing: dict[str, Any] = {"warnings": [], "not_covered": [], "made_by": made_by}
         return {"private": False, "mechanism": "none: ordinary training"} | nothing
-    epsilon, facts = method.epsilon(), method.facts()
+    epsilon, facts, ledger = method.epsilon(), method.facts(), method.ledger
     assert epsilon is not None
+    assert ledger is not None
     finite = epsilon < float("inf")
     warnings = [SEEDED] * settings.reproducible + [UNSAFE] * settings.unsafe_diagnostics
     if not finite:
@@ -93,6 +96,8 @@ def privacy_statement(settings: Settings, method: Method, made_by: dict[str, Any
         "max_grad_norm": settings.sensitivity_bound,
         "sampling": "Poisson: every record takes part in every step with the sample rate, independently",
         **facts,
+        "ledger_identity": ledger.identity,  # with the head: which checkpoint this is the statement of
+        "ledger_head": ledger.head,
         "covers": "all weights the run passed through, and whatever is computed from them",
         "not_covered": list(NOT_COVERED),
         "warnings": warnings,

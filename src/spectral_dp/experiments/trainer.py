@@ -202,6 +202,7 @@ class Trainer:
             "epoch": self.method.epoch,
             "step": self.step,
             "epsilon": self._epsilon if self._epsilon is not None and math.isfinite(self._epsilon) else None,
+            "ledger_head": ledger.head if (ledger := self.method.ledger) else None,
             "heldout_accuracy": self._accuracy,
             "heldout_loss": loss if math.isfinite(loss) else None,
             "learning_rate": self.method.optimizer.param_groups[0]["lr"],
@@ -246,14 +247,14 @@ class Trainer:
     def _resume(self) -> None:
         self._started = self._saved = time.perf_counter()
         if not self.directory.checkpoint.exists():
-            self.directory.checked_metrics(None)
+            self.directory.checked_metrics(None, None)
             return
         extra = self.method.load(self.directory.checkpoint)
         self.step = int(extra["step"])
         self._seconds, self._step_seconds = float(extra["seconds"]), float(extra["step_seconds"])
         if self._averaged is not None:
             self._averaged.load_state_dict(extra["average"])
-        rows = self.directory.checked_metrics(self.step)
+        rows = self.directory.checked_metrics(self.step, self.method.ledger)
         self._accuracy = rows[-1]["heldout_accuracy"] if rows else None
         self._epsilon = self.method.epsilon()
         between_epochs = self.step == self.method.epoch * self.method.steps_per_epoch > 0
