@@ -8,6 +8,7 @@ import pytest
 from published import IDX_NAMES, tar, tiny_cifar, tiny_mnist, tiny_mnist_package, write
 
 from spectral_dp.data import DataError, cache_directory, fetch, load, mirrors
+from spectral_dp.data.cache import workspace
 
 
 def mirror(directory, contents, **options):
@@ -163,6 +164,21 @@ def test_an_interrupt_leaves_nothing_half_done(tmp_path, publish, force):
         fetch("tiny", force=force, progress=interrupt)
     assert cached() == (contents if force else {})
     assert [path.name for path in cache_directory().iterdir()] == (["tiny"] if force else [])
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_a_killed_process_left_goes(tmp_path, publish, is_there):
+    """Hundreds of megabytes, for real data. What another one is busy with stays: that is the control."""
+    recipe, contents = tiny_mnist(mirrors=(mirror(tmp_path / "mirror", tiny_mnist()[1]),))
+    publish(recipe)
+    if is_there:
+        fetch("tiny")
+    with workspace(cache_directory() / "tiny") as busy:
+        left = write(cache_directory() / ".tiny.01234567.partial", {"package": b"half"})
+        fetch("tiny")
+        assert not left.exists()
+        assert busy.exists()
+    assert cached() == contents
 
 
 def test_other_cache_directory(tmp_path, publish):

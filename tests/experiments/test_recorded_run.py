@@ -103,7 +103,8 @@ class TestDamage:
     def test_a_sound_line_is_accepted(self, tmp_path):
         """The control: what was changed in the lines above is what was refused."""
         run = fabricate(tmp_path / "run")
-        run.metrics_file.write_text(json.dumps(ROW | {"unsafe": {"training_loss": 1.0}}) + "\n")
+        sound = ROW | {"unsafe": {"training_loss": 1.0}, "ledger_head": run.metrics()[-1]["ledger_head"]}
+        run.metrics_file.write_text(json.dumps(sound) + "\n")
         assert RecordedRun.read(run).has_unsafe
 
     def test_a_finished_run_without_its_statement(self, tmp_path):

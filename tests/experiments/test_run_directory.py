@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from spectral_dp.accounting import Ledger
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
 
 
@@ -33,6 +34,23 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path, tiny):
     with pytest.raises(RunDirectoryError, match="is no run"), RunDirectory(tmp_path).claimed(tiny(), resume=True):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_process_killed_while_it_began_leaves_the_place_free(tmp_path, tiny):
+    """Catches a half-written config.json that makes the directory look like somebody else's for ever."""
+    run = RunDirectory(tmp_path / "run")
+    code = (
+        "import sys, time; from pathlib import Path; from spectral_dp.files import whole_file\n"
+        "with whole_file(Path(sys.argv[1]) / 'config.json') as file: print('writing', flush=True); time.sleep(60)\n"
+    )
+    run.path.mkdir()
+    with subprocess.Popen([sys.executable, "-c", code, run.path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        with pytest.raises(RunDirectoryError, match="is no run"), run.claimed(tiny(), resume=False):
+            pass  # the control: while it lives, the place is taken
+        process.kill()
+    begin(run, tiny())
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "config.json"]
 
 
 def test_other_settings_are_listed(tmp_path, tiny):
@@ -102,6 +120,20 @@ def test_a_checkpoint_that_knows_less_than_was_told_is_refused(tmp_path, tiny, c
     with pytest.raises(RunDirectoryError, match=message):
         run.checked_metrics(checkpoint, None)
     assert run.metrics() == [{"step": 2}]
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, tiny):
+    ledger, other = Ledger(), Ledger()
+    run = RunDirectory(tmp_path / "run")
+    begin(run, tiny())
+    for each in (ledger, other):
+        each.record(1.0, 0.1, 2)
+    run.add_metrics({"step": 2, "ledger_head": ledger.head})
+    for each in (ledger, other):
+        each.record(1.0, 0.1, 3)
+    assert run.checked_metrics(5, ledger)  # the control
+    with pytest.raises(RunDirectoryError, match=f"of another run, {other.identity[:8]}"):
+        run.checked_metrics(5, other)
 
 
 def test_damage_is_named(tmp_path, tiny):

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spectral_dp import accounting, models
+from spectral_dp import accounting, checkpoint, models
 from spectral_dp.experiments import trainer
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
@@ -206,6 +207,72 @@ def test_a_lost_checkpoint_is_not_forgotten(tmp_path, tiny):
     directory.checkpoint.unlink()
     with pytest.raises(RunDirectoryError, match="up to step 8, but its checkpoint is gone"):
         run(tmp_path, tiny(), resume=True)
+
+
+def stopped(tmp_path, settings, name, step):
+    def stop(progress):
+        if progress.step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(trainer.Interrupted):
+        run(tmp_path, settings, name, show=stop)
+    return RunDirectory(tmp_path / name)
+
+
+@pytest.mark.parametrize("method", ["spectral", "opacus"])
+def test_the_checkpoint_of_another_run_is_refused(tmp_path, tiny, method):
+    """Same settings, at least as many steps: yet its ledger lists nothing of what this directory has told."""
+    settings = tiny(method=method, epochs=3)
+    mine, other = stopped(tmp_path, settings, "mine", 6), stopped(tmp_path, settings, "other", 10)
+    own = mine.checkpoint.read_bytes()
+    mine.checkpoint.write_bytes(other.checkpoint.read_bytes())
+    rows = mine.metrics()
+    with pytest.raises(RunDirectoryError, match=r"evaluations up to step 4, but its checkpoint is of another run"):
+        run(tmp_path, settings, "mine", resume=True)
+    assert mine.metrics() == rows
+    mine.checkpoint.write_bytes(own)  # the control
+    summary, _ = run(tmp_path, settings, "mine", resume=True)
+    assert summary["epsilon"] == pytest.approx(epsilon(1.0, 0.25, 12), rel=0.02)
+
+
+def test_another_continuation_of_the_run_is_refused(tmp_path, tiny, monkeypatch):
+    """A copied directory is continued twice; the checkpoint of the copy does not list what the original has told."""
+    settings = tiny(epochs=3)
+    stopped(tmp_path, settings, "mine", 6)
+    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    for name in ("copy", "mine"):
+        monkeypatch.setattr("spectral_dp.run._LEDGERS", [])  # as two processes, which know nothing of each other
+        _, directory = run(tmp_path, settings, name, resume=True)
+        directory.summary_file.unlink()
+    directory.checkpoint.write_bytes((tmp_path / "copy" / "checkpoint.pt").read_bytes())
+    monkeypatch.setattr("spectral_dp.run._LEDGERS", [])
+    with pytest.raises(RunDirectoryError, match="another continuation"):
+        run(tmp_path, settings, "mine", resume=True)
+
+
+def test_an_edited_history_of_opacus_is_refused(tmp_path, tiny):
+    settings = tiny(method="opacus", epochs=3)
+    directory = stopped(tmp_path, settings, "run", 6)
+    state = checkpoint.load(directory.checkpoint)
+    state["state"]["ledger"]["entries"][0][1] = 50.0
+    checkpoint.save(state, directory.checkpoint)
+    with pytest.raises(checkpoint.CheckpointError, match="changed after it was written"):
+        run(tmp_path, settings, resume=True)
+
+
+@pytest.mark.parametrize("method", ["spectral", "opacus"])
+def test_a_statement_names_the_ledger_it_is_of(tmp_path, tiny, method):
+    _, directory = run(tmp_path, tiny(method=method))
+    state = checkpoint.load(directory.checkpoint)
+    ledger = state["ledger"] if method == "spectral" else state["state"]["ledger"]
+    statement = directory.read(directory.privacy)
+    assert statement["ledger_identity"] == ledger["identity"]
+    assert statement["ledger_head"] == ledger["head"] == directory.metrics()[-1]["ledger_head"]
+    assert f"- ledger head: {ledger['head']}" in (directory.path / "privacy.md").read_text()
+    run(tmp_path, tiny(method=method), "other")
+    (tmp_path / "run" / "privacy.json").write_bytes((tmp_path / "other" / "privacy.json").read_bytes())
+    with pytest.raises(RunDirectoryError, match="the privacy of another run"):
+        RecordedRun.read(directory)
 
 
 def test_a_stop_at_the_very_last_step_can_be_resumed(tmp_path, tiny):

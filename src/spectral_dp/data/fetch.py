@@ -13,6 +13,7 @@ from spectral_dp.data.errors import DataError
 from spectral_dp.data.mirrors import Progress, fetch_from_mirror
 from spectral_dp.data.originals import verify
 from spectral_dp.data.packages import Contents, Package
+from spectral_dp.files import remove_abandoned
 
 
 def fetch(
@@ -38,6 +39,7 @@ def fetch(
     if not recipe.editions:
         raise DataError(f"{name} comes with scikit-learn: there is nothing to fetch")
     place = place_of(recipe, cache)
+    remove_abandoned(place)
     with plain_errors(place):
         if place.is_dir() and not force:
             read_cached(recipe, cache)
