@@ -160,7 +160,10 @@ class Ledger:
         if saved.relation != self.relation:
             raise ValueError(f"the saved ledger is under {saved.relation}, this one under {self.relation}")
         if self.steps and not saved.continues(self):
-            raise ValueError(f"{self._difference(saved)}: going on from it would forget what these steps released")
+            raise ValueError(
+                f"{self._difference(saved)}: going on from it would forget what these steps released. Take the last "
+                "one that this run saved; or, if nobody saw what they released, load it into a new engine"
+            )
         self.identity, self._entries = saved.identity, saved._entries
 
     def _difference(self, saved: Ledger) -> str:

@@ -140,10 +140,7 @@ class Run:
         try:
             trial.load_state_dict(state["ledger"])
         except ValueError as error:
-            raise CheckpointError(
-                f"{error}. Give the last checkpoint of this run; or, if nobody saw anything of the steps that would be "
-                "forgotten, load it with a new engine"
-            ) from error
+            raise CheckpointError(str(error)) from error
         if trial.steps != (steps := state["steps_before"] + state["steps"]):
             raise CheckpointError(
                 f"the ledger lists {trial.steps} steps, but {steps} were made: the checkpoint was put together by hand"
