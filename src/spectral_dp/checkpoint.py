@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, An
 def seal(state: Mapping[str, Any]) -> str:
     """Returns the SHA-256 digest of a checkpoint's contents: names, values and order, whatever device they are on.
 
-    Reading the tensors once more takes about 0.6 s a gigabyte, less than writing them.
+    It takes 0.6 to 0.9 s a gigabyte, when saving and again when loading: about as long as ``torch.save`` to memory.
     """
     digest = hashlib.sha256()
     _fold(state, digest)
