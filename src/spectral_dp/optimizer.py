@@ -161,6 +161,11 @@ class PrivateOptimizer(Optimizer):
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self.original!r}, {self.clipping}, noise_multiplier={self.noise_multiplier:g})"
 
+    @property
+    def is_within_step(self) -> bool:
+        """Whether some pieces of a logical step have been summed, and others are still to come."""
+        return self._pieces > 0
+
     def resume(self, steps: int) -> None:
         """Goes on as after ``steps`` logical steps; what was summed of an incomplete one is dropped."""
         self.steps = steps

@@ -129,7 +129,8 @@ class Run:
     def _require_between_steps(self) -> None:
         """A logical step goes on with the batches drawn for it, and loading would drop what it has summed."""
         current = self.loader.current
-        if self.optimizer._sums or (current is not None and not current.is_last):
+        is_open = current is not None and not current.is_last and not current.is_rehearsal
+        if self.optimizer.is_within_step or is_open:
             raise RuntimeError(
                 "a checkpoint cannot be loaded in the middle of a logical step: the rest of it would be released as if "
                 "it were a whole one. Load it right after make_private, before batches are drawn"
