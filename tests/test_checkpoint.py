@@ -514,7 +514,7 @@ class TestWithinALogicalStep:
 
     @pytest.mark.parametrize("stepped", [False, True])
     def test_nothing_is_loaded(self, path, stepped):
-        engine, model, optimizer, loader = setup(max_physical_batch_size=8)
+        engine, model, optimizer, loader = setup(max_physical_batch_size=8, rehearsal=False)
         for x, y in loader:
             assert not loader.current.is_last
             if stepped:
