@@ -2,11 +2,8 @@
 
 Statistics of a batch, a codebook that follows its inputs, a bank of earlier samples, an initialisation from the first
 batch: each would carry records into every later release, or out with the saved model. So the *values* of everything
-that a model holds are compared before and after: a tensor's version counter misses writes through ``.data``,
-``.numpy()`` and ``torch.no_grad`` tricks, and says nothing of attributes that are replaced.
-
-Cost. A fingerprint reads every byte once (64-bit sums over a few stretches of each tensor, at the speed of memory:
-about 0.1 ms for a million parameters on one CPU core). A training step takes two, a pass without gradients two.
+that a model holds are compared before and after (``fingerprint.py``). A training step takes two readings of the model,
+a pass without gradients two.
 """
 
 from __future__ import annotations
@@ -14,62 +11,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_flatten_with_path, tree_map
+from torch.utils._pytree import tree_map
 
-_STRETCHES = 8  # sums of a long tensor: what permutes its values moves them between stretches
-_SHORT = 4096  # words of a tensor up to which each is weighted by its place
-_OF_TORCH = frozenset(vars(nn.Module()))  # attributes that every module has
-_COMPUTED_FROM = ("_orig", "_v")  # weight_norm, spectral_norm and prune compute `weight` from such parameters
-
-
-class Entry(NamedTuple):
-    """Something that a model holds, and whether it is a parameter, a buffer or an attribute."""
-
-    kind: str
-    value: Any
-
-
-def held(model: nn.Module) -> dict[str, Entry]:
-    """Returns all parameters, buffers and attributes with numbers in them, by name.
-
-    Attributes are tensors, arrays and floats, also within lists, tuples and dicts. Whole numbers are left out (counters
-    and shapes), and so is the counter of BatchNorm.
-    """
-    found: dict[str, Entry] = {}
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                found[prefix + name] = Entry("parameter", parameter)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name != "num_batches_tracked":
-                found[prefix + name] = Entry("buffer", buffer)
-        for name, value in _own_attributes(module).items():
-            if _numbers(value):
-                found[prefix + name] = Entry("attribute", value)
-    return found
-
-
-class Fingerprint:
-    """The values of everything that a model holds, in a few numbers each."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._sums = {name: _fingerprint(entry.value) for name, entry in held(model).items()}
-
-    def changes(self, since: Fingerprint) -> list[str]:
-        """Returns the names of what differs, came or went."""
-        names = dict.fromkeys((*since._sums, *self._sums))
-        return [name for name in names if not _equal(self._sums.get(name), since._sums.get(name))]
-
-    def agrees(self, other: Fingerprint, name: str) -> bool:
-        """Returns whether something has the same value in both."""
-        return _equal(self._sums.get(name), other._sums.get(name))
+from spectral_dp.gradients.fingerprint import Fingerprint, fingerprints, has_numbers, held, own_attributes
 
 
 class StateGuard:
@@ -159,14 +109,12 @@ class Keepsake:
     """Copies of a model's buffers and attributes, to put back what passes that do not count have written."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._kept = [
-            (module, _copies(module._buffers), _copies(_own_attributes(module))) for module in model.modules()
-        ]
+        self._kept = [(module, _copies(module._buffers), _copies(own_attributes(module))) for module in model.modules()]
 
     def restore(self) -> None:
         """Puts everything back that differs; what has come since is taken away."""
         for module, buffers, attributes in self._kept:
-            for kept, now in ((buffers, module._buffers), (attributes, _own_attributes(module))):
+            for kept, now in ((buffers, module._buffers), (attributes, own_attributes(module))):
                 for name in now.keys() - kept.keys():
                     delattr(module, name)
                 for name, value in kept.items():
@@ -174,20 +122,12 @@ class Keepsake:
                         _put_back(module, name, value, now.get(name))
 
 
-def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    """All but what torch keeps there itself, also the weights that its older hooks compute before every pass."""
-    computed = {name.removesuffix(end) for name in module._parameters for end in _COMPUTED_FROM if name.endswith(end)}
-    return {name: value for name, value in vars(module).items() if name not in _OF_TORCH and name not in computed}
-
-
 def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tree_map(_copy, value) if _numbers(value) else value for name, value in values.items()}
+    return {name: _copy(value) if has_numbers(value) else value for name, value in values.items()}
 
 
 def _is_same(now: Any, kept: Any) -> bool:
-    if now is kept:
-        return True
-    return bool(_numbers(now)) and _equal(_fingerprint(now), _fingerprint(kept))
+    return now is kept or (has_numbers(now) and fingerprints({"": now}) == fingerprints({"": kept}))
 
 
 def _put_back(module: nn.Module, name: str, kept: Any, now: Any) -> None:
@@ -195,62 +135,16 @@ def _put_back(module: nn.Module, name: str, kept: Any, now: Any) -> None:
         with torch.no_grad():
             now.copy_(kept)  # in place: somebody else may hold it
     else:
-        setattr(module, name, tree_map(_copy, kept) if _numbers(kept) else kept)
-
-
-def _numbers(value: Any) -> list[tuple[Any, Any]]:
-    """The tensors, arrays and floats in a value, each with its path there."""
-    if isinstance(value, Tensor | np.ndarray | float):
-        return [((), value)]
-    if not isinstance(value, list | tuple | dict) or not value:
-        return []
-    return [(p, v) for p, v in tree_flatten_with_path(value)[0] if isinstance(v, Tensor | np.ndarray | float)]
-
-
-def _fingerprint(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _tensor_fingerprint(value)
-    return [
-        (str(path), _tensor_fingerprint(leaf) if isinstance(leaf, Tensor) else _other(leaf))
-        for path, leaf in _numbers(value)
-    ]
-
-
-def _other(leaf: np.ndarray[Any, Any] | float) -> Any:
-    return leaf.tobytes() if isinstance(leaf, np.ndarray) else leaf
-
-
-@torch.no_grad()
-def _tensor_fingerprint(tensor: Tensor) -> tuple[Any, ...]:
-    """The shape, and sums of the bytes taken eight at a time: a change of any one value changes them."""
-    kind = (tuple(tensor.shape), tensor.dtype, tensor.device)
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
-        return kind
-    plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    data = plain.contiguous().flatten().view(torch.uint8)
-    if data.storage_offset() % 8:
-        data = data.clone()  # words must be aligned
-    whole = data.numel() // 8 * 8
-    words = data[:whole].view(torch.int64)
-    if len(words) <= _SHORT:  # every place has a weight of its own
-        sums = (words * torch.arange(1, 2 * len(words) + 1, 2, device=words.device)).sum()
-    else:
-        sums = torch.stack([stretch.sum() for stretch in words.chunk(_STRETCHES)])
-    return (*kind, sums, bytes(data[whole:].tolist()))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b) or (a != a and b != b)
+        setattr(module, name, _copy(kept) if has_numbers(kept) else kept)
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return value.copy() if isinstance(value, np.ndarray) else value
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().clone()
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    return tree_map(copied, value)
 
 
 def _remove_all(handles: list[Any]) -> None:

@@ -35,8 +35,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, default_collate
 
+from spectral_dp.gradients.fingerprint import Fingerprint, held
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
-from spectral_dp.gradients.state import Fingerprint, held
 from spectral_dp.optimizer import PrivateOptimizer
 from spectral_dp.rehearsal.aside import aside, generators_kept, schedulers_of, seed_everything
 from spectral_dp.rehearsal.explanation import depends_on_mates, depends_on_size, wrong_reduction
