@@ -2,7 +2,8 @@
 
 A tensor's version counter misses writes through ``.data`` and ``.numpy()``, and says nothing of attributes that are
 replaced. So every byte is read: 64-bit sums, of a long tensor over a few stretches, of a short one weighted by place.
-A change of any one value changes them. That is as quick as memory: 0.1 to 0.4 ms for a million parameters on one core, and some 20 µs a tensor.
+A change of any one value changes them. That is as quick as memory: 0.1 to 0.4 ms for a million parameters on one core,
+and some 20 µs a tensor.
 """
 
 from __future__ import annotations
