@@ -56,7 +56,7 @@ def test_sensitivity_by_relation_is_attained():
 def test_what_is_not_finite_counts_as_zero_and_is_reported(bad):
     """1e30 is a float32, but its square is not: a norm of infinity must not become a factor of zero times infinity."""
     z = torch.tensor([[0.5, 0.0], [bad, 1.0]])
-    with pytest.warns(NonFiniteWarning, match="1 of 2"):
+    with pytest.warns(NonFiniteWarning, match="some contributions"):
         clipped = clip_and_sum(z, 1.0)
     if clipped.nonfinite:
         assert clipped.value.tolist() == [0.5, 0.0]

@@ -78,19 +78,21 @@ def clip_each(z: Tensor, max_norm: float, norms: Tensor | None = None) -> Clippe
     The sensitivity is that of *one* of them. A record that takes part in several composes them.
 
     Args:
-        z: The contributions.
+        z: The contributions. Half precision comes back as float32.
         max_norm: ``C``.
         norms: ``(B,)``, where more counts than ``z`` shows (coordinates that will be dropped): at least ``||z[b]||``.
     """
+    z = z.to(torch.promote_types(z.dtype, torch.float32))  # half precision rounds by more than the guard allows for
     norms = row_norms(z) if norms is None else norms
     factors = clip_factors(norms, max_norm)
     finite = norms.isfinite()
     nonfinite = int(finite.numel() - finite.sum())
     if nonfinite:
         z = z.where(_per_sample(finite, z), torch.zeros((), dtype=z.dtype, device=z.device))
+        # Without numbers: how many records there are may be private (perturb_sum), and warnings end up in log files.
         warnings.warn(
-            f"{nonfinite} of {finite.numel()} contributions are NaN, infinite or too long for {z.dtype} and count as "
-            "zero: check the data and the loss for overflow",
+            f"some contributions are NaN, infinite or too long for {z.dtype} and count as zero: check the data and the "
+            "loss for overflow (how many is in Clipped.nonfinite)",
             NonFiniteWarning,
             stacklevel=3,
         )
@@ -232,12 +234,18 @@ def row_norms(z: Tensor) -> Tensor:
 
     In pieces: torch adds up squares one after the other, and a record made for it (all its squares rounded down) would
     lose more than the rounding guard in a float32 sum of ten thousand. Of 512 it cannot; those are added up in float64.
+    Rounded up by what underflow can hide, so that the bound holds for the shortest of contributions too.
     """
-    z = z.flatten(1)
+    z = z[:, None] if z.ndim == 1 else z.flatten(1)
     whole = z.shape[1] // _PIECE * _PIECE
     pieces = torch.linalg.vector_norm(z[:, :whole].unflatten(1, (-1, _PIECE)), dim=2) if whole else z[:, :0]
     rest = torch.linalg.vector_norm(z[:, whole:], dim=1, keepdim=True)
-    return torch.linalg.vector_norm(torch.cat([pieces, rest], dim=1).double(), dim=1)
+    return torch.linalg.vector_norm(torch.cat([pieces, rest], dim=1).double(), dim=1) + underflow(z.shape[1], z.dtype)
+
+
+def underflow(numbers: int, dtype: torch.dtype) -> float:
+    """Returns how long a vector of so many numbers can be though all their squares underflow to zero."""
+    return math.sqrt(numbers * torch.finfo(dtype).tiny)
 
 
 def _per_sample(v: Tensor, like: Tensor) -> Tensor:

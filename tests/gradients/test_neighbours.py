@@ -10,7 +10,7 @@ from torch import nn
 from spectral_dp.clipping import clip_factors
 from spectral_dp.filters import Identity, LowPass, PaperBand
 from spectral_dp.gradients import ModelGradients, Spectral, conv_norms
-from spectral_dp.gradients import rule as rule_module
+from spectral_dp.gradients import norms as norms_module
 from spectral_dp.gradients.conv import KernelConvRule
 from spectral_dp.gradients.rule import find_rule
 from spectral_dp.layers import BlockCirculantLinear
@@ -85,7 +85,7 @@ def test_control_token_norms_added_up_would_be_caught(monkeypatch):
     """The neighbour check has power: the sum of the tokens' norms is not a bound on the norm of their sum."""
     from spectral_dp.gradients import linear
 
-    monkeypatch.setattr(linear, "token_norms", lambda x, dA: (x.square().sum(2) * dA.square().sum(2)).sum(1))
+    monkeypatch.setattr(linear, "token_norms", lambda x, dA, _: (x.square().sum(2) * dA.square().sum(2)).sum(1))
     model = nn.Linear(6, 6)
     gradients = ModelGradients(model)
     base = torch.zeros(1, 400, 6)
@@ -140,6 +140,186 @@ def clipped_for_mean(rule, x, dA, batch=1000):
     return clip_factors((rule.squared_norms(x, dA).double() * batch**2).sqrt(), C)
 
 
+SMALL_BOUNDS = (1e-2, 1e-5, 1e-8, 1e-12)
+SMALL = (1e-16, 1e-18, 1e-19, 1e-20, 1e-21, 1e-22, 1e-23, 1e-26, 1e-30)
+
+
+def worst_of_products(rule, x_shape, dA_shape):
+    """How often the bound a sample counts at most: inputs from enormous to ordinary, output gradients that vanish."""
+    worst = 0.0
+    for large in (1e18, 1e10, 1.0, 1e-10):
+        for small in SMALL:
+            x, dA = torch.full((1, *x_shape), large), torch.full((1, *dA_shape), small)
+            norm = rule.squared_norms(x, dA).double().sqrt()
+            for bound in SMALL_BOUNDS:
+                sums = rule.clipped_sum(x, dA, clip_factors(norm, bound))
+                moved = torch.stack([z.double().square().sum() for z in sums.values()]).sum().sqrt()
+                worst = max(worst, float(moved) / bound)
+    return worst
+
+
+PRODUCTS = [
+    pytest.param(lambda: nn.Linear(4, 400), (4,), (400,), Spectral(), id="dense"),
+    pytest.param(lambda: nn.Linear(4, 400), (3, 4), (3, 400), Spectral(), id="tokens"),
+    pytest.param(lambda: nn.Linear(64, 400), (3, 64), (3, 400), Spectral(), id="tokens, gram"),
+    pytest.param(
+        lambda: nn.Linear(16, 40), (16,), (40,), Spectral(LowPass(0.5), input_layout=(4, 4)), id="with a layout"
+    ),
+    pytest.param(lambda: BlockCirculantLinear(8, 400, 4), (8,), (400,), Spectral(LowPass(0.5)), id="blocks"),
+    pytest.param(lambda: BlockCirculantLinear(8, 400, 4), (3, 8), (3, 400), Spectral(), id="blocks, tokens"),
+    pytest.param(lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), Spectral(), id="kernel"),
+    pytest.param(lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), Spectral(LowPass(0.5)), id="kernel, filtered"),
+    pytest.param(lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), Spectral(support="signal"), id="signal"),
+    pytest.param(
+        lambda: nn.Conv2d(2, 40, 3),
+        (2, 5, 5),
+        (40, 3, 3),
+        Spectral(PaperBand(0.5), support="signal"),
+        id="paper's band",
+    ),
+    pytest.param(
+        lambda: nn.Conv2d(2, 40, 3, groups=2),
+        (2, 5, 5),
+        (40, 3, 3),
+        Spectral(PaperBand(0.5, order="clip_then_filter"), support="signal"),
+        id="paper's order, groups",
+    ),
+    pytest.param(lambda: nn.LayerNorm(400), (400,), (400,), Spectral(), id="normalisation"),
+]
+
+
+@pytest.mark.parametrize("uses_gram", [True, False], ids=["gram", "materialise"])
+@pytest.mark.parametrize(("make", "x_shape", "dA_shape", "spectral"), PRODUCTS)
+def test_underflow_hides_no_product_of_any_rule(make, x_shape, dA_shape, spectral, uses_gram, monkeypatch):
+    """Squares of the small factor are zero, its product with the large one is not: unguarded, up to millions of C."""
+    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+    module = make()
+    assert worst_of_products(find_rule(module)(module, spectral), x_shape, dA_shape) <= 1
+
+
+@pytest.mark.parametrize("spectral", [Spectral(support="signal"), Spectral(LowPass(0.5), support="signal")])
+def test_control_signal_support_without_its_guard_is_caught(spectral, monkeypatch):
+    monkeypatch.setattr("spectral_dp.gradients.conv_signal.outer_norms", lambda x, dA, n, m: x * dA)
+    module = nn.Conv2d(2, 40, 3)
+    assert worst_of_products(find_rule(module)(module, spectral), (2, 5, 5), (40, 3, 3)) > 10
+
+
+@pytest.mark.parametrize("bound", [1e-5, 1e-8])
+@pytest.mark.parametrize("support", ["kernel", "signal"])
+def test_underflow_through_a_normalisation(support, bound):
+    """An enormous image: normalisation divides the gradient by its size, and the layer before multiplies it back."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, bias=False), nn.GroupNorm(2, 8, affine=False), nn.Flatten(), nn.Tanh())
+    gradients = ModelGradients(model, {"0": Spectral(LowPass(0.3), support=support)})
+    image = torch.randn(1, 2, 6, 6)
+    for size in (1.0, 1e6, 1e12, 1e15, 1e17):
+        (model(image * size).sum() * 1e-3).backward()
+        batch = gradients.take()
+        (sums,) = batch.clipped_sums(clip_factors(batch.squared_norms().sum(0).sqrt(), bound)).values()
+        assert float(sums.double().norm()) <= bound
+    gradients.remove()
+
+
+def underflowing_biases(model, x_shape, bound):
+    """Of a bias there is no product; at bounds this small its own squares underflow."""
+    gradients = ModelGradients(model)
+    worst = 0.0
+    for small in (1e-20, 1e-22, 1e-23, 1e-24):
+        out = model(torch.zeros(1, *x_shape))
+        (out * small).sum().backward()
+        batch = gradients.take()
+        sums = batch.clipped_sums(clip_factors(batch.squared_norms().sum(0).sqrt(), bound))
+        worst = max(worst, float(torch.stack([z.double().square().sum() for z in sums.values()]).sum().sqrt()) / bound)
+    gradients.remove()
+    return worst
+
+
+BIASES = [
+    pytest.param(lambda: nn.Linear(2, 1000), (2,), id="dense"),
+    pytest.param(lambda: nn.Conv1d(2, 1000, 1), (2, 1), id="convolution"),
+    pytest.param(lambda: BlockCirculantLinear(8, 1000, 8), (8,), id="blocks"),
+    pytest.param(lambda: nn.GroupNorm(1, 1000), (1000, 1), id="normalisation"),
+    pytest.param(lambda: Shift(1000), (1000,), id="fallback"),
+    pytest.param(lambda: nn.Sequential(*[Shift(1000)] * 2), (1000,), id="two uses"),
+]
+
+
+class Shift(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(n))
+
+    def forward(self, x):
+        return x + self.bias
+
+
+@pytest.mark.filterwarnings("ignore:no rule for")
+@pytest.mark.parametrize(("make", "x_shape"), BIASES)
+def test_underflow_hides_no_bias(make, x_shape):
+    assert underflowing_biases(make(), x_shape, bound=1e-23) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:no rule for")
+@pytest.mark.parametrize(("make", "x_shape"), BIASES)
+def test_control_plain_squares_hide_them(make, x_shape, monkeypatch):
+    for name in ("clipping", "gradients.norms", "gradients.block_circulant"):
+        monkeypatch.setattr(f"spectral_dp.{name}.underflow", lambda *_: 0.0)
+    assert underflowing_biases(make(), x_shape, bound=1e-23) > 2
+
+
+def test_an_embedding_hides_nothing_either():
+    module = nn.Embedding(3, 1000)
+    rule = find_rule(module)(module, Spectral())
+    x = torch.zeros(1, 1, dtype=torch.long)
+    for small in (1e-20, 1e-22, 1e-23, 1e-24):
+        dA = torch.full((1, 1, 1000), small)
+        c = clip_factors(rule.squared_norms(x, dA).sqrt(), 1e-23)
+        assert float(rule.clipped_sum(x, dA, c)["weight"].double().norm()) <= 1e-23
+
+
+def test_weights_below_the_smallest_number_are_not_rounded_up():
+    """1e-45 is no float32, and the next one is 1.4 times as large: so would be the sample's contribution."""
+    layer = nn.Linear(1, 1, bias=False)
+    gradients = ModelGradients(nn.Sequential(layer, layer))  # two uses: the norm is taken in float64
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    moved = []
+    for size in (1e37, 1.1e37, 0.8e37):
+        gradients._model(torch.full((1, 1), size)).sum().backward()
+        batch = gradients.take()
+        sums = batch.clipped_sums(clip_factors(batch.squared_norms().sum(0).sqrt(), 1e-8))
+        moved.append(float(sums[layer.weight].double().norm()))
+    gradients.remove()
+    assert max(moved) <= 1e-8
+
+
+@pytest.mark.parametrize(
+    ("make", "spectral", "shape"),
+    [
+        (lambda: nn.Linear(256, 4, bias=False), Spectral(LowPass(0.5), input_layout=(16, 16)), (256,)),
+        (lambda: nn.Linear(4096, 4, bias=False), Spectral(LowPass(0.5), input_layout=(64, 64)), (4096,)),
+        (lambda: nn.Conv2d(1, 4, 3, bias=False), Spectral(LowPass(0.5), support="signal"), (1, 16, 16)),
+    ],
+    ids=["matrix", "fast transform", "signal"],
+)
+def test_what_rounding_lets_through_the_filter_counts(make, spectral, shape):
+    """Norm and sum may be computed for batches of other sizes: their rounding errors need not be the same."""
+    torch.manual_seed(0)
+    module = make()
+    rule = find_rule(module)(module, spectral)
+    checkerboard = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(
+        *(n // 2 for n in (shape[-2:] if len(shape) > 1 else (int(shape[0] ** 0.5),) * 2))
+    )
+    x = checkerboard.reshape(1, *shape) * 1e6
+    dA = torch.randn_like(module(x))
+    c = clip_factors(rule.squared_norms(x, dA).sqrt(), C)
+    beside = torch.randn(7, *shape) * 1e-3
+    for rows in range(8):
+        batch = torch.cat([x, beside[:rows]]), torch.cat([dA, torch.zeros(rows, *dA.shape[1:])])
+        moved = rule.clipped_sum(*batch, torch.cat([c, torch.ones(rows, dtype=c.dtype)]))["weight"]
+        assert float(moved.double().norm()) <= C
+
+
 def test_underflow_in_a_gram_norm():
     module = nn.Conv2d(2, 400, 3, bias=False)
     rule = KernelConvRule(module, Spectral())
@@ -173,7 +353,7 @@ def test_cancelling_uses_do_not_wipe_out_other_samples(make):
 
 
 def test_control_unguarded_token_norms_are_caught(monkeypatch):
-    monkeypatch.setattr(rule_module, "rounded_up", lambda squared, *_, from_gram: squared.clamp(min=0))
+    monkeypatch.setattr(norms_module, "rounded_up", lambda squared, *_, **__: squared.clamp(min=0))
     with pytest.raises(AssertionError):
         test_cancelling_tokens_are_bounded_in_float32(64, 6, 5)
 
@@ -246,7 +426,7 @@ def test_control_squares_added_one_after_the_other_are_caught(n, monkeypatch):
     """As torch.linalg.vector_norm does on a CPU."""
     from spectral_dp.gradients import linear
 
-    def by_vector_norm(x, dA):
+    def by_vector_norm(x, dA, _):
         x_lengths, dA_lengths = (torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (x, dA))
         return (x_lengths * dA_lengths).square()
 

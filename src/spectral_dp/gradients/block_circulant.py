@@ -25,7 +25,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from spectral_dp.clipping import underflow
 from spectral_dp.gains import Gains
+from spectral_dp.gradients.norms import squared_lengths, squares, token_norms
 from spectral_dp.gradients.rule import (
     Formed,
     Rule,
@@ -35,15 +37,13 @@ from spectral_dp.gradients.rule import (
     merge_tokens,
     over_tokens,
     register,
-    squares,
-    token_norms,
     weigh,
 )
 from spectral_dp.layers import SHORT_BLOCK, Band, BlockCirculantLinear, bilinear, on_blocks, to_blocks
 from spectral_dp.transforms import TransformName
 
 
-@register(BlockCirculantLinear)
+@register(BlockCirculantLinear, parameters=["weight", "bias"])
 class BlockCirculantRule(Rule[BlockCirculantLinear]):
     """Rule of :class:`~spectral_dp.layers.BlockCirculantLinear`; its ``weight`` coefficients are ``(p, q, M)``."""
 
@@ -94,11 +94,11 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         if isinstance(x, Formed):
             return x.squared_norms(dA)
         x, dA = self._tokens(x, dA)
-        total = dA.new_zeros(len(dA))
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
         if self.trains("weight"):
-            total = total + self._powers(x, dA) @ self._norm_weights.to(dA)
+            total = total + self._powers(x, dA) @ self._norm_weights.to(total)
         if self.trains("bias"):
-            total = total + over_tokens(dA).square().sum(1)
+            total = total + squared_lengths(over_tokens(dA))
         return total
 
     def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         (x, x_most), (dA, dA_most) = (_lengths(t, band) for t in blocks)
         length, most = ((a * b).unflatten(0, (B, T)).sum(1) for a, b in ((x, dA), (x_most, dA_most)))
         if T == 1:
-            return most.square()
+            return most.double().square()
         X, D = (_spectrum(t, band).unflatten(0, (B, T)).permute(3, 0, 1, 2) for t in blocks)
         norms = token_norms(X.flatten(0, 1), D.flatten(0, 1)).clamp(min=0).sqrt().view(X.shape[:2]).T
         return (norms + most * (1 + T * torch.finfo(dA.dtype).eps) - length).square()
@@ -196,8 +196,8 @@ def _lengths(blocks: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     else:
         lengths = squares(_spectrum(blocks, band)).sum(1).sqrt()
     error = 2 * band.d * torch.finfo(blocks.dtype).eps  # d ulps, for the norm and again for the sum
-    underflow = math.sqrt(blocks[0].numel() * torch.finfo(blocks.dtype).tiny) if len(blocks) else 0.0  # of the squares
-    return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None] + underflow
+    lost = underflow(blocks.shape[1] * blocks.shape[2], blocks.dtype)
+    return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None] + lost
 
 
 def _onto(projection: Tensor | None, V: Tensor) -> Tensor:

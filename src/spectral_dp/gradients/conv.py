@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from spectral_dp.gradients import conv_norms
 from spectral_dp.gradients.conv_norms import ConvGeometry, explicitly_padded
 from spectral_dp.gradients.conv_signal import SignalConvRule
+from spectral_dp.gradients.norms import squared_lengths
 from spectral_dp.gradients.rule import Formed, Rule, Spectral, register
 
 
@@ -40,13 +41,13 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         x, dA = self.condense(x, dA)
         if isinstance(x, Formed):
             return x.squared_norms(dA)
-        total = dA.new_zeros(len(dA), dtype=self.dtype)
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
         if self.trains("weight") and len(dA):
             plane, dA_plane, geometry = self._planes(x, dA)
             projection = self.projection(dA_plane, counted=True)
             total = total + conv_norms.gram_squared_norms(plane, dA_plane, geometry, projection)
         if self.trains("bias"):
-            total = total + _over_positions(dA, total.dtype).square().sum(1)
+            total = total + squared_lengths(_over_positions(dA, self.dtype))
         return total
 
     def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -106,7 +107,7 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         )
 
 
-@register(nn.Conv1d, nn.Conv2d)
+@register(nn.Conv1d, nn.Conv2d, parameters=["weight", "bias"])
 def conv_rule(module: nn.Conv1d | nn.Conv2d, spectral: Spectral) -> Rule[Any]:
     """The rule of a convolution with the support that is asked for."""
     return (SignalConvRule if spectral.support == "signal" else KernelConvRule)(module, spectral)

@@ -26,7 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_dp.gradients.rule import in_chunks, rounded_up
+from spectral_dp.clipping import underflow
+from spectral_dp.gradients.norms import rounded_up
+from spectral_dp.gradients.rule import in_chunks
 
 
 class ConvGeometry(NamedTuple):
@@ -108,7 +110,8 @@ def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeomet
     but rounding errors. The gradient is at most sqrt(K) |x| |grad| long.
     """
     taps = geometry.kernel[0] * geometry.kernel[1]
-    longest = math.sqrt(taps) * x.flatten(1).norm(dim=1) * grad.flatten(1).norm(dim=1)
+    x_length, grad_length = (t.flatten(1).norm(dim=1) + underflow(t[0].numel(), t.dtype) for t in (x, grad))
+    longest = math.sqrt(taps) * x_length * grad_length
     return (squared.sqrt() + taps * torch.finfo(x.dtype).eps * longest).square()
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spectral_dp.gradients.conv_norms import explicitly_padded
+from spectral_dp.gradients.norms import outer_norms, squared_lengths, squares, transform_error
 from spectral_dp.gradients.rule import Rule, Spectral
 from spectral_dp.transforms import Fourier
 
@@ -69,13 +70,16 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         return super().coefficient_shape(name)
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=self.dtype)
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
         if self.trains("weight") and len(dA):
-            X, A = self._spectra(x, dA, counted=True)
-            power = (X.abs().square().sum(-1) * A.abs().square().sum(-1)).sum(-1)  # over channels, then groups: (F, B)
+            planes = self._planes(x, dA)
+            spectra = self._spectra(planes, counted=True)
+            X, A = (self._lengths(*each) for each in zip(spectra, planes, strict=True))
+            n, m = (spectrum.shape[-1] for spectrum in spectra)
+            power = outer_norms(X, A, n, m).double().square().sum(-1)  # over groups: (F, B)
             total = total + self._counted.weight.to(power) @ power
         if self.trains("bias"):
-            total = total + self._biases(dA).square().sum(1)
+            total = total + squared_lengths(self._biases(dA))
         return total
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -84,7 +88,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
             self._fix_size(_padded_size(self.module, x.shape[2:]))
             sums["weight"] = dA.new_zeros(self.coefficient_shape("weight"), dtype=self.dtype)
         elif self.trains("weight"):
-            X, A = self._spectra(x, dA, counted=False)
+            X, A = self._spectra(self._planes(x, dA), counted=False)
             weighted = A.conj() * c.to(X.real.dtype).view(-1, 1, 1)
             G = weighted.permute(0, 2, 3, 1) @ X.permute(0, 2, 1, 3)  # (F, groups, Cog, Cig)
             sums["weight"] = self._kept.real_coordinates(G.flatten(1, 2).movedim(0, -1))
@@ -95,7 +99,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
     def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         out = {}
         if self.trains("weight"):
-            X, A = self._spectra(x, dA, counted=True)
+            X, A = self._spectra(self._planes(x, dA), counted=True)
             G = A.conj()[..., :, None] * X[..., None, :]  # (F, B, groups, Cog, Cig)
             out["weight"] = self._counted.real_coordinates(G.flatten(2, 3).movedim(0, -1))
         if self.trains("bias"):
@@ -110,18 +114,32 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
             lags = lags.index_select(dim, torch.arange(taps, device=lags.device) * dilation)
         return lags
 
-    def _spectra(self, x: Tensor, dA: Tensor, *, counted: bool) -> tuple[Tensor, Tensor]:
-        """``X (F, B, groups, Cig)``, with the factor ``sqrt|N|``, and ``A (F, B, groups, Cog)``."""
+    def _planes(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+        """Padded input times ``sqrt|N|``, and ``dA`` spread by the stride: ``(B, groups, Cig or Cog, *N)``."""
         module, dtype = self.module, self.dtype
         x, padding = explicitly_padded(module, x.to(dtype))
         x = F.pad(x, [p for n in reversed(padding) for p in (n, n)])
-        self._fix_size(tuple(x.shape[2:]))
-        spread = dA.new_zeros(*dA.shape[:2], *x.shape[2:], dtype=dtype)
+        size = tuple(x.shape[2:])
+        self._fix_size(size)
+        spread = dA.new_zeros(*dA.shape[:2], *size, dtype=dtype)
         positions = tuple(slice(0, (n - 1) * s + 1, s) for n, s in zip(dA.shape[2:], module.stride, strict=True))
         spread[(slice(None), slice(None), *positions)] = dA.to(dtype)
+        x = x * math.sqrt(math.prod(size))
+        return x.unflatten(1, (module.groups, -1)), spread.unflatten(1, (module.groups, -1))
+
+    def _spectra(self, planes: tuple[Tensor, Tensor], *, counted: bool) -> tuple[Tensor, Tensor]:
+        """``X (F, B, groups, Cig)`` and ``A (F, B, groups, Cog)``."""
         at = self._counted if counted else self._kept
-        X = at.pick(x) * math.sqrt(math.prod(x.shape[2:]))
-        return X.unflatten(2, (module.groups, -1)), at.pick(spread).unflatten(2, (module.groups, -1))
+        X, A = (at.pick(plane) for plane in planes)
+        return X, A
+
+    def _lengths(self, spectrum: Tensor, plane: Tensor) -> Tensor:
+        """``||X(f)||`` over channels, ``(F, B, groups)``, and what rounding can have hidden of it.
+
+        Where a sample has all its power in dropped frequencies, the kept ones are rounding errors of the transform.
+        """
+        error = transform_error(math.prod(self.coordinate_shape()), plane.dtype)
+        return squares(spectrum).sum(-1).sqrt() + error * torch.linalg.vector_norm(plane.flatten(2), dim=2)
 
     def _fix_size(self, size: tuple[int, ...]) -> None:
         if self._size is None:
@@ -169,13 +187,13 @@ class _Frequencies:
         self._factor = multiplicity.sqrt()[which] * gain
 
     def pick(self, signal: Tensor) -> Tensor:
-        """The chosen coefficients of the signal's spectrum, ``(F, B, C)``."""
-        dims = tuple(range(2, signal.ndim))
+        """The chosen coefficients of the signal's spectrum, ``(B, groups, C, *N) -> (F, B, groups, C)``."""
+        dims = tuple(range(3, signal.ndim))
         spectrum = torch.fft.rfftn(signal, dim=dims, norm="ortho")
         index = self._unique[:, -1]
         if len(dims) == 2:
             index = self._unique[:, 0] * spectrum.shape[-1] + index
-        return spectrum.flatten(2).permute(2, 0, 1)[index.to(signal.device)]
+        return spectrum.flatten(3).movedim(3, 0)[index.to(signal.device)]
 
     def real_coordinates(self, G: Tensor) -> Tensor:
         """Real coordinates ``(..., M)``, times the pre-gains, of complex coefficients ``(..., F)``."""

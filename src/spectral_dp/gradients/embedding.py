@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, register, rounded_up, scale
+from spectral_dp.gradients.norms import rounded_up
+from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, register, scale
 
 
-@register(nn.Embedding)
+@register(nn.Embedding, parameters=["weight"])
 class EmbeddingRule(Rule[nn.Embedding]):
     """Rule of ``nn.Embedding``; its ``weight`` coefficients are the table's gradient ``(V, E)``, unfiltered."""
 
@@ -26,15 +27,14 @@ class EmbeddingRule(Rule[nn.Embedding]):
         super().__init__(module, spectral)
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=self.dtype)
         if not self.trains("weight") or x.numel() == 0:
-            return total
+            return dA.new_zeros(len(dA), dtype=torch.float64)
         x, dA = self._positions(x, dA)
         vocabulary = self.module.num_embeddings
         sample = torch.arange(len(x), device=x.device)[:, None]
         pairs, position = torch.unique(sample * vocabulary + x, return_inverse=True)
         rows = dA.new_zeros(len(pairs), dA.shape[-1]).index_add_(0, position.flatten(), dA.flatten(0, 1))
-        total.index_add_(0, pairs // vocabulary, rows.square().sum(1))
+        total = dA.new_zeros(len(dA)).index_add_(0, pairs // vocabulary, rows.square().sum(1))
         lengths = dA.square().sum(2).sqrt()
         return rounded_up(total, torch.ones_like(lengths), lengths, 1, dA.shape[-1], from_gram=False)
 

@@ -13,21 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.rule import (
-    Rule,
-    Spectral,
-    as_tokens,
-    merge_tokens,
-    over_tokens,
-    register,
-    token_norms,
-    weigh,
-)
+from spectral_dp.gradients.norms import squared_lengths, token_norms, transform_error
+from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, merge_tokens, over_tokens, register, weigh
 
 
-@register(nn.Linear)
+@register(nn.Linear, parameters=["weight", "bias"])
 class LinearRule(Rule[nn.Linear]):
     """Rule of ``nn.Linear``; its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
 
@@ -52,11 +45,11 @@ class LinearRule(Rule[nn.Linear]):
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
         x, dA = self._tokens(x, dA)
-        total = dA.new_zeros(len(dA))
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
         if self.trains("weight"):
-            total = total + token_norms(self._inputs(x, counted=True), dA)
+            total = total + token_norms(self._inputs(x, counted=True), dA, self._input_errors(x))
         if self.trains("bias"):
-            total = total + over_tokens(dA).square().sum(1)
+            total = total + squared_lengths(over_tokens(dA))
         return total
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -88,3 +81,9 @@ class LinearRule(Rule[nn.Linear]):
         if self.gains is None or self._layout is None:
             return x
         return self.analyse(x.unflatten(-1, self._layout), counted=counted).flatten(-2)
+
+    def _input_errors(self, x: Tensor) -> Tensor | None:
+        """How far the filtered inputs behind norm and sum can be apart, ``(B, T)``: where most is dropped, a lot."""
+        if self.gains is None or self._layout is None:
+            return None
+        return transform_error(self.gains.pre.numel(), x.dtype) * torch.linalg.vector_norm(x, dim=2)

@@ -13,24 +13,22 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients.rule import Formed, Rule, register
+from spectral_dp.gradients.rule import Formed, FormedRule, register
 
 Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d | nn.RMSNorm
 
 
-@register(nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.RMSNorm)
-class NormalisationRule(Rule[Normalisation]):
+@register(
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.RMSNorm,
+    parameters=["weight", "bias"],
+)
+class NormalisationRule(FormedRule[Normalisation]):
     """Rule of the normalisation layers; coefficients have the parameters' shapes, unfiltered."""
-
-    def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
-        return (x, dA) if isinstance(x, Formed) else Formed.of(self.per_sample(x, dA), dA)
-
-    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
-        formed, stub = self.condense(x, dA)
-        return formed.squared_norms(stub)
-
-    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        return self.condense(x, dA)[0].weighted_sums(c)
 
     def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
         if isinstance(x, Formed):

@@ -15,9 +15,8 @@ A rule for a layer of your own is a subclass of :class:`Rule`, registered with :
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -27,11 +26,8 @@ from torch import Tensor, nn
 from spectral_dp.clipping import row_norms
 from spectral_dp.filters import Filter, Identity
 from spectral_dp.gains import Gains
+from spectral_dp.gradients.kinds import Behaviour, behaviour, overrides
 from spectral_dp.transforms import Transform, TransformName, get_transform
-
-#: Bound on the rounding error of a sum over two Gram matrices, in ulps of the squared sum of lengths.
-#: Ten times the largest seen on inputs made to cancel.
-GRAM_ROUNDING = 16
 
 #: Temporaries of a batch are made for some samples at a time, as many as fit into this.
 CHUNK_BYTES = 4 * 2**20
@@ -232,93 +228,46 @@ class Rule(ABC, Generic[Module]):
 
 
 _RULES: dict[type[nn.Module], Callable[[Any, Spectral], Rule[Any]]] = {}
+_KINDS: dict[type[nn.Module], tuple[Behaviour, frozenset[str] | None]] = {}
 RuleType = TypeVar("RuleType", bound=Callable[[Any, Spectral], Rule[Any]])
 
 
-def register(*module_types: type[nn.Module]) -> Callable[[RuleType], RuleType]:
+def register(*module_types: type[nn.Module], parameters: Iterable[str] | None = None) -> Callable[[RuleType], RuleType]:
     """Registers a rule (or a function that returns one) for these kinds of layer; the latest registration wins.
 
-    A subclass of a registered layer uses its rule too, unless it overrides ``forward``.
+    A subclass of a registered layer uses its rule too, unless it overrides something that ``forward`` uses.
+
+    Args:
+        module_types: The kinds of layer.
+        parameters: Names of all parameters that the rule gives gradients of. A layer that has others, such as those
+            that its weight is computed from (weight_norm, spectral_norm, prune), does not use the rule. None where the
+            rule covers whatever its layer has.
     """
+    names = None if parameters is None else frozenset(parameters)
 
     def decorate(rule: RuleType) -> RuleType:
         for module_type in module_types:
             _RULES[module_type] = rule
+            _KINDS[module_type] = behaviour(module_type), names
         return rule
 
     return decorate
 
 
 def find_rule(module: nn.Module) -> Callable[[Any, Spectral], Rule[Any]] | None:
-    """Returns the registered rule of a layer, or None."""
-    if "forward" in vars(module):  # patched on this very module
-        return None
-    own = {name for name, _ in module.named_parameters(recurse=False)}
-    if nn.utils.parametrize.is_parametrized(module) or any(name.startswith("weight_") for name in own):
-        return None  # its weight is computed (weight_norm, spectral_norm, prune): not a parameter of the layer
-    for ancestor in type(module).__mro__:
-        if ancestor in _RULES:
-            return _RULES[ancestor] if type(module).forward is ancestor.forward else None
-    return None
+    """Returns the registered rule of a layer; None if there is none, or the layer is not what the rule is for."""
+    kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
+    return None if kind is None or differences(module) else _RULES[kind]
 
 
-def token_norms(x: Tensor, dA: Tensor) -> Tensor:
-    """Squared norms ``(B,)`` of ``sum_t dA[b,t] x[b,t]^T`` for ``x (B, T, n)``, ``dA (B, T, m)``, real or complex.
-
-    Through the two ``T x T`` Gram matrices, ``sum_tt' <x_t, x_t'> <dA_t, dA_t'>``, or through the gradient itself, a
-    few samples at a time, whichever is cheaper. Never the sum of the tokens' norms, which is another number.
-    """
-    tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
-    # Not by vector_norm, which adds up one after the other: long rows would lose more than the rounding guard.
-    x_lengths, dA_lengths = squares(x).sum(2).sqrt(), squares(dA).sum(2).sqrt()
-    if tokens == 1:
-        return outer_norms(x_lengths, dA_lengths, n, m).square().squeeze(1)
-    if tokens * (n + m) <= n * m:
-        gram = (x @ x.mH) * (dA @ dA.mH).conj()
-        squared, from_gram = (gram.real if gram.is_complex() else gram).sum((1, 2)), True
-    else:
-        pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
-        squared, from_gram = torch.cat([squares(d.mH @ v).sum((1, 2)) for v, d in pieces]), False
-    return rounded_up(squared, x_lengths, dA_lengths, n, m, from_gram=from_gram)
-
-
-def rounded_up(
-    squared_norms: Tensor, x_lengths: Tensor, dA_lengths: Tensor, n: int, m: int, *, from_gram: bool
-) -> Tensor:
-    """Squared norms ``(B,)`` of ``sum_t dA_t x_t^T``, plus what rounding can have hidden.
-
-    Formal guarantee. Terms may cancel. Then the norm consists of rounding errors, and so does the sum that is clipped
-    by it, but not of the same ones; and squares of very small numbers underflow to zero, though their product with a
-    very large one does not. A sample made for either would be clipped too little. A sum of ``T`` outer products errs by
-    at most ``T`` ulps of their total length, a squared norm summed from Gram matrices by ``GRAM_ROUNDING`` ulps of its
-    square, and a sum of ``n`` squares by ``n`` times the smallest normal number. Added to the norm, these keep the clip
-    on the private side; for ordinary samples they are not noticeable.
-
-    Args:
-        squared_norms: As computed.
-        x_lengths: ``|x_t|``, ``(B, T)``.
-        dA_lengths: ``|dA_t|``, ``(B, T)``.
-        n: Numbers in each ``x_t``.
-        m: Numbers in each ``dA_t``.
-        from_gram: Whether the norms were summed from Gram matrices.
-    """
-    info = torch.finfo(x_lengths.dtype)
-    length = (x_lengths * dA_lengths).sum(1)
-    most = outer_norms(x_lengths, dA_lengths, n, m).sum(1)
-    terms = x_lengths.shape[1] if x_lengths.shape[1] > 1 else 0
-    norms = squared_norms.clamp(min=0).sqrt() + (most - length) + terms * info.eps * most
-    return norms.square() + (GRAM_ROUNDING * info.eps * most.square() if from_gram else 0)
-
-
-def outer_norms(x_lengths: Tensor, dA_lengths: Tensor, n: int, m: int) -> Tensor:
-    """Norms of ``dA x^T``, plus what the underflow of squares can have hidden; see :func:`rounded_up`."""
-    tiny = torch.finfo(x_lengths.dtype).tiny
-    return (x_lengths + math.sqrt(n * tiny)) * (dA_lengths + math.sqrt(m * tiny))
-
-
-def squares(t: Tensor) -> Tensor:
-    """``|t|²``, real or complex. Their ``sum`` is exact to a few ulps, unlike that of ``vector_norm`` on long rows."""
-    return t.real.square() + t.imag.square() if t.is_complex() else t.square()
+def differences(module: nn.Module) -> list[str]:
+    """Returns in what a layer differs from the kind that has a rule: names it overrides, parameters it adds."""
+    kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
+    if kind is None:
+        return []
+    expected, names = _KINDS[kind]
+    own = (name for name, parameter in module._parameters.items() if parameter is not None)
+    return overrides(module, expected) + [name for name in own if names is not None and name not in names]
 
 
 class Formed(NamedTuple):
@@ -340,11 +289,33 @@ class Formed(NamedTuple):
 
     def squared_norms(self, stub: Tensor) -> Tensor:
         """``||z_b||²``, ``(B,)``."""
-        return sum((row_norms(z).square() for z in self.gradients.values()), stub.new_zeros(len(stub)))
+        start = torch.zeros(len(stub), dtype=torch.float64, device=stub.device)
+        return sum((row_norms(z).square() for z in self.gradients.values()), start)
 
     def weighted_sums(self, c: Tensor) -> dict[str, Tensor]:
         """``sum_b c_b z_b``, in the order that the gradients are in."""
-        return {name: (c.to(z.dtype) @ z.flatten(1)).view(z.shape[1:]) for name, z in self.gradients.items()}
+        return {name: weighted_sum(c, z) for name, z in self.gradients.items()}
+
+
+class FormedRule(Rule[Module]):
+    """Rule of a layer whose per-sample gradients are simply formed: it has one method, :meth:`per_sample`.
+
+    Formal guarantee. Norm and sum are of the same numbers, whatever :meth:`per_sample` computes, and a sample that is
+    left out is removed from those numbers, not from what they are made of. So neither rounding, underflow nor a
+    function that is not finite at zero can make a sample count for more than its bound.
+
+    Holds ``B`` times the layer's parameters from its backward pass until the clipped sum, in place of ``x`` and ``dA``.
+    """
+
+    def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
+        return (x, dA) if isinstance(x, Formed) else Formed.of(self.per_sample(x, dA), dA)
+
+    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
+        formed, stub = self.condense(x, dA)
+        return formed.squared_norms(stub)
+
+    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        return self.condense(x, dA)[0].weighted_sums(c)
 
 
 def in_chunks(samples: int, numbers_each: int, like: Tensor) -> Iterator[slice]:
@@ -377,6 +348,12 @@ def weigh(x: Tensor, dA: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() < dA.numel():
         return scale(x, c), dA
     return x, scale(dA, c)
+
+
+def weighted_sum(c: Tensor, z: Tensor) -> Tensor:
+    """``sum_b c_b z_b``, ``(B, ...) -> (...)``."""
+    rows = z[:, None] if z.ndim == 1 else z.flatten(1)  # a scalar parameter has one number a sample
+    return (c.to(z.dtype) @ rows).view(z.shape[1:])
 
 
 def scale(t: Tensor, c: Tensor) -> Tensor:
