@@ -11,8 +11,9 @@ Nothing is attached to the model. The hooks are process-wide and look modules up
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +21,23 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from spectral_dp.side_outputs import SideOutputs, Stored
+
 
 class Call(NamedTuple):
-    """Everything a module was called with."""
+    """Everything a module was called with.
+
+    Attributes:
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        buffers: Those of its buffers that its forward pass wrote, as it left them.
+        output: Its (first) output, where the recorder was asked for it and nobody has changed it in place.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+    output: Tensor | None = None
 
 
 class Capture(NamedTuple):
@@ -56,10 +68,17 @@ class Recorder:
     Args:
         watched: Each module with the parameters whose plain gradients autograd is to leave out.
         condense: Called during the backward pass, when a use is reached, and returns what is kept of it.
+        with_output: Modules of which the output is to be recorded too.
     """
 
-    def __init__(self, watched: Mapping[nn.Module, Iterable[nn.Parameter]], condense: Condense = keep_all) -> None:
+    def __init__(
+        self,
+        watched: Mapping[nn.Module, Iterable[nn.Parameter]],
+        condense: Condense = keep_all,
+        with_output: Collection[nn.Module] = (),
+    ) -> None:
         self._condense = condense
+        self._with_output = with_output
         self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
         for other in [r for r in _LIVE if not r._watched.keys().isdisjoint(self._watched)]:
             other.remove()  # two would hide each other's gradients: the latest wins
@@ -67,6 +86,8 @@ class Recorder:
         self._pauses = 0
         self._captures: dict[nn.Module, list[Capture]] = {}
         self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
+        self._sides: dict[nn.Module, SideOutputs] = {}
+        self._replaced: list[tuple[Stored, Tensor]] = []
         this = weakref.ref(self)  # a hook must not keep its recorder alive
 
         def before(module: nn.Module, args: Any) -> None:
@@ -98,6 +119,9 @@ class Recorder:
         """Returns all recorded uses and forgets them."""
         for module in list(self._frozen):
             self._restore(module)
+        for alias, value in reversed(self._replaced):
+            alias.replace(value)
+        self._replaced = []
         captures, self._captures = self._captures, {}
         return captures
 
@@ -105,7 +129,7 @@ class Recorder:
         """Stops watching and forgets everything."""
         _LIVE.discard(self)
         self._finalizer()
-        self._captures = {}
+        self.take()
 
     def __enter__(self) -> Recorder:
         return self
@@ -118,6 +142,8 @@ class Recorder:
             return
         self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
         trained = tuple(p for p in self._watched[module] if p.requires_grad)
+        if trained:
+            self._sides[module] = SideOutputs(module)
         for parameter in trained:
             parameter.requires_grad_(False)
         self._frozen[module] = trained
@@ -129,25 +155,31 @@ class Recorder:
         return trained
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        trained = self._restore(module)
-        if output is None or not trained:  # the forward pass failed, or there is nothing to record
+        trained, side = self._restore(module), self._sides.pop(module, None)
+        if output is None or not trained or side is None:  # the forward pass failed, or there is nothing to record
             return None
-        return self._tap(module, Call(args, dict(kwargs)), output)
+        return self._tap(module, Call(args, dict(kwargs), side.written_buffers()), output, side)
 
-    def _tap(self, module: nn.Module, call: Call, output: Any) -> Any:
+    def _tap(self, module: nn.Module, call: Call, output: Any, side: SideOutputs) -> Any:
         leaves, structure = tree_flatten(output)
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if not tensors:
             raise TypeError(f"{type(module).__name__} has trained parameters but returned no tensor of real numbers")
-        for i in tensors:
-            leaves[i] = _hookable(leaves[i])
-        for i in tensors[1:]:
-            leaves[i].register_hook(_refuse_second_output(module))
         inputs = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
+        no_side_outputs = {v: v for v in inputs}
+        for i in tensors:
+            output = leaves[i]
+            no_side_outputs[output] = leaves[i] = _hookable(output)
+        name = type(module).__name__
+        for i in tensors[1:]:
+            leaves[i].register_hook(_refuse(f"on an output of {name} other than its first"))
+        self._replaced += side.refuse(no_side_outputs, _refuse(f"on a tensor that {name} stored in its forward pass"))
+        first = leaves[tensors[0]]
+        output, output_version = (first.detach() if module in self._with_output else None), first._version
         versions = [v._version for v in inputs]
         this = weakref.ref(self)
         # Let go when the backward pass has been here: the graph may live as long as the loss.
-        waiting = [(call, inputs)]
+        waiting = [(call, inputs, output)]
 
         def capture(dA: Tensor) -> None:
             if (recorder := this()) is None:
@@ -157,16 +189,19 @@ class Recorder:
                     "a second backward pass through the same graph: run the forward pass again, or add the losses and "
                     "call backward() once"
                 )
-            call, inputs = waiting.pop()
+            call, inputs, output = waiting.pop()
             if [v._version for v in inputs] != versions:
                 raise RuntimeError(
-                    f"the input of {type(module).__name__} was changed in place after its forward pass, so its "
-                    "per-sample gradients cannot be computed: replace the in-place operation (x += y) by x = x + y"
+                    f"the input of {name} was changed in place after its forward pass, so its per-sample gradients "
+                    "cannot be computed: replace the in-place operation (x += y) by x = x + y"
                 )
+            if output is not None and output._version == output_version:
+                call = call._replace(output=output)
+            backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
             kept = recorder._condense(module, _detached(call), dA.detach())
-            recorder._captures.setdefault(module, []).append(Capture(*kept, torch._C._current_graph_task_id()))
+            recorder._captures.setdefault(module, []).append(Capture(*kept, backward_pass))
 
-        leaves[tensors[0]].register_hook(capture)
+        first.register_hook(capture)
         return tree_unflatten(leaves, structure)
 
 
@@ -179,11 +214,11 @@ def _hookable(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _refuse_second_output(module: nn.Module) -> Callable[[Tensor], None]:
+def _refuse(what: str) -> Callable[[Tensor], None]:
     def refuse(_: Tensor) -> None:
         raise RuntimeError(
-            f"the loss depends on an output of {type(module).__name__} other than its first, whose gradient is not "
-            "recorded: use the first output only (of an LSTM: out[:, -1] rather than h), or register a rule for it"
+            f"the loss depends {what}, whose gradient is not recorded: use the first output only (of an LSTM: "
+            "out[:, -1] rather than h), compute auxiliary losses from it outside of the module, or register a rule"
         )
 
     return refuse
@@ -211,12 +246,13 @@ def _anchor(like: Tensor) -> Tensor:
 
 def _detached(call: Call) -> Call:
     if not call.kwargs and all(isinstance(value, Tensor) for value in call.args):
-        return Call(tuple(value.detach() for value in call.args), {})
+        return call._replace(args=tuple(value.detach() for value in call.args))
 
     def detach(value: Any) -> Any:
         return value.detach() if isinstance(value, Tensor) else value
 
-    return Call(*tree_map(detach, (call.args, dict(call.kwargs))))
+    args, kwargs = tree_map(detach, (call.args, dict(call.kwargs)))
+    return call._replace(args=args, kwargs=kwargs)
 
 
 def _remove_all(handles: list[Any]) -> None:

@@ -52,7 +52,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def norm_of(gradients: dict[str, Tensor]) -> Tensor:
-    return torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
+    return torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients.values()]).sum(0)
 
 
 def size_of(*shapes: tuple[int, ...]) -> int:

@@ -191,7 +191,9 @@ class TestTheModelIsChangedAfterwards:
             gradients.take()
         gradients.remove()
 
-    @pytest.mark.filterwarnings("ignore:no rule for")
+    @pytest.mark.filterwarnings(
+        "ignore:no rule for", "ignore:torch.func cannot run", "ignore:There is a performance drop"
+    )
     def test_buffers_that_learn_from_raw_data_are_refused(self):
         class RunningMean(nn.Module):
             def __init__(self):
@@ -346,10 +348,8 @@ class TestFallback:
             def forward(self, x):
                 return (x * self.weight).sum(0)
 
-        gradients, batch, _ = run(nn.Sequential(Summing()), torch.randn(6, 6))
-        gradients.remove()
         with pytest.raises(RuntimeError, match="given one sample"):
-            batch.squared_norms()
+            run(nn.Sequential(Summing()), torch.randn(6, 6))
 
     @pytest.mark.parametrize("batch", [5, 6])
     def test_a_shared_argument_as_long_as_the_batch_is_never_silently_wrong(self, batch):
@@ -373,10 +373,8 @@ class TestFallback:
         if batch != 6:
             check(model, x)
             return
-        gradients, recorded, _ = run(model, x)
-        gradients.remove()
         with pytest.raises(RuntimeError):
-            recorded.squared_norms()
+            run(model, x)
 
     def test_a_module_that_mixes_samples_is_refused(self):
         class Centred(nn.Module):
@@ -387,10 +385,8 @@ class TestFallback:
             def forward(self, x):
                 return (x - x.mean(0)) * self.weight
 
-        gradients, batch, _ = run(nn.Sequential(Centred()), torch.randn(4, 6))
-        gradients.remove()
         with pytest.raises(RuntimeError, match="mixes them"):
-            batch.squared_norms()
+            run(nn.Sequential(Centred()), torch.randn(4, 6))
 
     def test_a_forward_patched_on_an_instance(self):
         layer = nn.Linear(6, 2)
@@ -437,10 +433,8 @@ class TestFallback:
             def forward(self, x):
                 return F.dropout(x * self.weight, 0.5)
 
-        gradients, batch, _ = run(nn.Sequential(Noisy()).double(), images())
-        gradients.remove()
         with pytest.raises(RuntimeError, match=r"nn\.Dropout"):
-            batch.squared_norms()
+            run(nn.Sequential(Noisy()).double(), images())
 
 
 def test_the_fallback_says_once_that_it_is_slower():
@@ -509,9 +503,10 @@ def test_samples_must_stay_in_the_first_dimension():
 
     gradients = ModelGradients(Flattening())
     gradients.model(torch.randn(3, 4, 6)).sum().backward()
-    with pytest.raises(ValueError, match="3 at Linear, 12 at Linear"):
+    with pytest.raises(ValueError, match="'a' and 'b' saw different numbers of rows") as error:
         gradients.take()
     gradients.remove()
+    assert not any(digit in str(error.value) for digit in "0123456789"), "the realised batch size is private"
 
 
 def test_unknown_layer_names_are_refused():

@@ -1,7 +1,7 @@
 """Any other module: its per-sample gradients by running it again, one sample at a time, under ``torch.func``.
 
-Exact for every module that treats samples independently, but slower than a rule of its own and as large as
-``B`` times its parameters while it works.
+Exact for every module that treats samples independently, but slower than a rule of its own. While it works it holds
+what ``B`` runs of the module hold, and from then until the clipped sum ``B`` times the module's parameters.
 """
 
 from __future__ import annotations
@@ -11,100 +11,111 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from spectral_dp.gradients.rule import Rule, Spectral
+from spectral_dp.gradients.rerun import NotPerSampleError, Rerun, State, left_as_it_was
+from spectral_dp.gradients.rule import Formed, FormedRule, Spectral, differences
 from spectral_dp.recorder import Call
 
-_warned: set[type[nn.Module]] = set()
+#: How far (relative to the largest) outputs of one sample alone may be from those in its batch, computed alike.
+_ALONE = 1e-3
+#: And from those of the recorded forward pass, which may have been computed in lower precision.
+_AS_RECORDED = 0.1
+
+_warned: set[tuple[type[nn.Module], str]] = set()
 
 
-class FallbackRule(Rule[nn.Module]):
+class FallbackRule(FormedRule[nn.Module]):
     """Rule of a module without one; covers the parameters of its submodules too.
 
     Its recorded input is a :class:`Call`, and ``dA`` belongs to the module's (first) output tensor. Tensor arguments
     whose first dimension is the batch size are taken to hold one entry a sample: keep what samples share in buffers. A
-    module that gives a sample another output alone than in its batch is refused.
+    module that gives a sample another output when it is run again, alone, than in its batch is refused.
     """
 
     def __init__(self, module: nn.Module, spectral: Spectral) -> None:
         super().__init__(module, spectral)
-        if type(module) not in _warned:
-            _warned.add(type(module))
-            warnings.warn(
-                f"no rule for {type(module).__name__}: its per-sample gradients are computed by running it again under "
-                "torch.func, which is exact but slower. Register a rule for it (spectral_dp.gradients.register), or "
-                "move its own parameters into standard layers",
-                stacklevel=2,
-            )
+        different = differences(module)
+        self._warn_once(
+            f"no rule for {self._name}{f', which has {different} of its own' if different else ''}: its "
+            "per-sample gradients are computed by running it again under torch.func, which is exact but slower. "
+            "Register a rule for it (spectral_dp.gradients.register), or move its own parameters into standard layers"
+        )
+
+    @property
+    def _name(self) -> str:
+        return type(self.module).__name__
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
 
-    def squared_norms(self, x: Call, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA))
-        for g in self.per_sample(x, dA).values():
-            total = total + g.flatten(1).square().sum(1)
-        return total
-
-    def clipped_sum(self, x: Call, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        return {name: torch.tensordot(c.to(g.dtype), g, dims=1) for name, g in self.per_sample(x, dA).items()}
-
-    def per_sample(self, x: Call, dA: Tensor) -> dict[str, Tensor]:
-        trained = {name: p.detach().to(self.dtype) for name, p in self.parameters().items() if p.requires_grad}
+    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        if isinstance(x, Formed):
+            return x.gradients
+        trained, rest = self._state(x)
         if len(dA) == 0 or not trained:
             return {name: p.new_zeros(0, *p.shape) for name, p in trained.items()}
-        batch = len(dA)
-
-        def is_batched(value: Any) -> bool:
-            return isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch
-
-        def prepared(value: Tensor) -> Tensor:
-            return value.detach().to(self.dtype) if value.is_floating_point() else value
-
-        leaves, structure = tree_flatten((x.args, dict(x.kwargs)))
-        batched = [prepared(v) for v in leaves if is_batched(v)]
-
-        def forward(parameters: dict[str, Tensor], values: list[Any]) -> Tensor:
-            args, kwargs = tree_unflatten(values, structure)
-            output = functional_call(self.module, parameters, args, kwargs)
-            return next(t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
-
-        def inner_product(parameters: dict[str, Tensor], inputs: list[Tensor], dA_b: Tensor) -> tuple[Tensor, Tensor]:
-            remaining = iter(inputs)
-            out = forward(parameters, [next(remaining)[None] if is_batched(v) else v for v in leaves])
-            if out.shape != (1, *dA_b.shape):
-                raise RuntimeError(f"given one sample it returns {tuple(out.shape)}, not {(1, *dA_b.shape)}")
-            return (out * dA_b[None]).sum(), out[0]
-
-        try:
-            alone = vmap(grad(inner_product, has_aux=True), in_dims=(None, 0, 0))
-            gradients, outputs = alone(trained, batched, dA.to(self.dtype))
-        except RuntimeError as error:
-            name = type(self.module).__name__
-            if "random" in str(error):
-                raise RuntimeError(
-                    f"{name} draws random numbers in its forward pass, so running it again gives another result: move "
-                    "its dropout into an nn.Dropout of the model, or set it to zero"
-                ) from error
+        with left_as_it_was(self.module):
+            run = Rerun(self.module, x, len(dA), self.dtype)
+            gradients, alone = self._alone(run, trained, rest, dA.to(self.dtype))
+            together = run.together(trained, rest)
+        is_comparable = x.output is not None and x.output.dtype == self.dtype
+        if not _agree(alone, together, _ALONE) or (is_comparable and not _agree(alone, x.output, _AS_RECORDED)):
             raise RuntimeError(
-                f"torch.func cannot run {name} one sample at a time ({str(error).splitlines()[0]}): build it from "
-                "standard layers, or register a rule for it (spectral_dp.gradients.register)"
-            ) from error
-        remaining = iter(batched)
-        together = forward(trained, [next(remaining) if is_batched(v) else v for v in leaves])
-        if not _same(outputs, together):
-            raise RuntimeError(
-                f"{type(self.module).__name__} gives a sample another output alone than in its batch: it mixes them, "
-                "or an argument that samples share is as long as the batch and was taken for one entry a sample (keep "
-                "it in a buffer)"
+                f"{self._name} gives a sample another output when it is run again, alone, than in its batch: it mixes "
+                "them, draws random numbers, remembers earlier forward passes (a counter, a hidden state), or was "
+                "given an argument that samples share and that is as long as the batch (keep it in a buffer). Build it "
+                "from standard layers, or register a rule for it (spectral_dp.gradients.register)"
             )
         return gradients
 
+    def _state(self, call: Call) -> tuple[State, State]:
+        """The parameters that are trained, and the rest; buffers as the forward pass left them, in copies."""
+        rest = {name: p.detach().to(self.dtype) for name, p in self.parameters().items()}
+        trained = {name: rest.pop(name) for name, p in self.parameters().items() if p.requires_grad}
+        for name, b in self.module.named_buffers():
+            value = call.buffers.get(name, b).detach().clone()
+            is_half = value.is_floating_point() and value.dtype.itemsize < 4
+            rest[name] = value.to(self.dtype) if is_half else value
+        return trained, rest
 
-def _same(alone: Tensor, together: Tensor) -> bool:
-    """Whether two ways to compute the same outputs agree to rounding, where they are finite."""
-    finite = alone.isfinite() & together.isfinite()
-    difference = (alone - together).where(finite, torch.zeros_like(alone)).abs().max()
-    return bool(difference <= 1e-3 * together.where(finite, torch.zeros_like(together)).abs().max())
+    def _alone(self, run: Rerun, trained: State, rest: State, dA: Tensor) -> tuple[State, Tensor]:
+        try:
+            return run.side_by_side(trained, rest, dA)
+        except NotPerSampleError:
+            raise
+        except Exception as error:  # all that a module may do and torch.func cannot
+            if "random" in str(error):
+                raise RuntimeError(
+                    f"{self._name} draws random numbers in its forward pass, so running it again gives another result: "
+                    "move its dropout into an nn.Dropout of the model, or set it to zero"
+                ) from error
+        # Not within the handler: torch's message has the realised batch size in it, which is private.
+        try:
+            result = run.one_by_one(trained, rest, dA)
+        except NotPerSampleError:
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"cannot run {self._name} one sample at a time ({error}): build it from standard layers, or register a "
+                "rule for it (spectral_dp.gradients.register)"
+            ) from error
+        self._warn_once(
+            f"torch.func cannot run the samples of {self._name} side by side: they are run one after the other, which "
+            "is exact but much slower. Build it from standard layers, or register a rule for it "
+            "(spectral_dp.gradients.register)"
+        )
+        return result
+
+    def _warn_once(self, message: str) -> None:
+        if (key := (type(self.module), message.split(":")[0])) not in _warned:
+            _warned.add(key)
+            warnings.warn(message, stacklevel=3)
+
+
+def _agree(alone: Tensor, others: Tensor, tolerance: float) -> bool:
+    """Whether two ways to compute the same outputs agree, where they are finite."""
+    if alone.shape != others.shape:
+        return False
+    finite = alone.isfinite() & others.isfinite()
+    difference, largest = (t.where(finite, torch.zeros_like(t)).abs().amax() for t in (alone - others, others))
+    return bool(difference <= tolerance * largest)

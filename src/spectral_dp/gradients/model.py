@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from spectral_dp.clipping import row_norms
 from spectral_dp.gradients.compatibility import validate
 from spectral_dp.gradients.fallback import FallbackRule
-from spectral_dp.gradients.rule import Rule, Spectral, find_rule
+from spectral_dp.gradients.precision import full_precision
+from spectral_dp.gradients.rule import Rule, Spectral, differences, find_rule, weighted_sum
 from spectral_dp.gradients.state import StateGuard
 from spectral_dp.recorder import Call, Capture, Condense, Recorder
 
@@ -71,7 +73,11 @@ class ModelGradients:
         _check_covered(model, self._owners)
         self.state = StateGuard(model)
         self._rules = {layer.rule.module: layer.rule for layer in layers}
-        self._recorder = Recorder({m: rule.parameters().values() for m, rule in self._rules.items()}, self._condense())
+        self._recorder = Recorder(
+            {module: rule.parameters().values() for module, rule in self._rules.items()},
+            self._condense(),
+            with_output={module for module, rule in self._rules.items() if isinstance(rule, FallbackRule)},
+        )
 
     def _condense(self) -> Condense:
         this = weakref.ref(self)  # as the recorder's hooks: the last reference to this is the user's
@@ -80,6 +86,12 @@ class ModelGradients:
             if (gradients := this()) is None:
                 return call, dA
             rule = gradients._rules[module]
+            if dA.ndim == 0:
+                raise RuntimeError(
+                    f"{type(module).__name__} returned a single number for the whole batch, such as the loss, in which "
+                    "the samples cannot be told apart: return one entry for each sample (the logits, or the loss with "
+                    "reduction='none') and reduce it outside of the module"
+                )
             x = _input(rule, call)
             if type(rule).condense is Rule.condense:
                 return x, dA
@@ -98,7 +110,7 @@ class ModelGradients:
         """Returns what one backward pass recorded; see :meth:`take_all`."""
         batches = self.take_all(views)
         if len(batches) > 1:
-            raise ValueError(f"{len(batches)} backward passes were recorded: take each by itself, or all by take_all()")
+            raise ValueError("several backward passes were recorded: take each by itself, or all by take_all()")
         return batches[0] if batches else RecordedBatch(self, {})
 
     def take_all(self, views: int = 1) -> list[RecordedBatch]:
@@ -112,6 +124,7 @@ class ModelGradients:
                 before the norm is taken.
         """
         self._check_model()
+        self._check_layers()
         self.state.check()
         return self.take_unchecked(views)
 
@@ -189,11 +202,21 @@ class ModelGradients:
         validate(self.model)
         _check_covered(self.model, self._owners)
 
+    def _check_layers(self) -> None:
+        """A layer that was patched since may have another gradient than its rule computes."""
+        for name, rule in (layer for block in self.blocks for layer in block):
+            if not isinstance(rule, FallbackRule) and (changed := differences(rule.module)):
+                raise RuntimeError(
+                    f"layer {name!r} got {changed} of its own after the model was made private, so its rule no longer "
+                    "tells its gradient: change the model first, then make it private"
+                )
+
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Rules run without autograd, in full precision, and are not recorded when they call a module."""
         device = next(iter(self._owners)).device.type
-        with torch.no_grad(), torch.autocast(device, enabled=False), self._recorder.paused(), self.state.paused():
+        unwatched = self._recorder.paused(), self.state.paused()
+        with torch.no_grad(), torch.autocast(device, enabled=False), full_precision(), unwatched[0], unwatched[1]:
             yield
 
     def remove(self) -> None:
@@ -237,14 +260,18 @@ class RecordedBatch:
 
         Args:
             c: Weights ``(B,)``, or ``(L, B)`` where blocks are clipped by themselves. A sample with weight zero is
-                left out altogether, so that its NaN or infinity does not spread.
+                left out altogether: no rule sees it, so its NaN or infinity cannot spread. So is one whose weight is
+                too small for the precision of the sum, in which it would be rounded, perhaps upwards.
         """
         gradients = self._gradients
         sums: dict[nn.Parameter, Tensor] = {}
-        some_left_out = bool((c == 0).any())
+        least = max((torch.finfo(rule.dtype).tiny for uses in self._uses for rule, _, _ in uses), default=0.0)
+        counts = c.abs() >= least
+        all_count = bool(counts.all())
         with gradients._undisturbed():
-            for i, row in enumerate(c.expand(len(self._uses), self.size)):
-                sums |= self._block_sums(i, row, row == 0 if some_left_out else None)
+            for i in range(len(self._uses)):
+                row, count = (t if t.ndim == 1 else t[i] for t in (c, counts))
+                sums |= self._block_sums(i, row, None if all_count else count.nonzero().flatten())
             return {p: sums[p] if p in sums else gradients.zeros(p) for p in gradients.trained}
 
     def _block_norms(self, i: int) -> Tensor:
@@ -254,22 +281,23 @@ class RecordedBatch:
         if len(uses) == 1:
             rule, x, dA = uses[0]
             return rule.squared_norms(x, dA)
-        return torch.stack([z.flatten(1).double().square().sum(1) for _, _, z in self._per_sample(i).values()]).sum(0)
+        return torch.stack([row_norms(z).square() for _, _, z in self._per_sample(i).values()]).sum(0)
 
-    def _block_sums(self, i: int, c: Tensor, left_out: Tensor | None) -> dict[nn.Parameter, Tensor]:
-        uses = self._uses[i]
-        if len(uses) > 1:  # of the numbers the norm was taken of: uses may cancel, and their rounding errors do not
-            sums = {}
+    def _block_sums(self, i: int, c: Tensor, counting: Tensor | None) -> dict[nn.Parameter, Tensor]:
+        """Of the samples with these numbers, or of all."""
+        uses, sums = self._uses[i], {}
+        chosen: Callable[[Tensor], Tensor] = (lambda t: t) if counting is None else itemgetter(counting)
+        c = chosen(c)
+        if len(uses) == 1:
+            rule, x, dA = uses[0]
+            of_rule = rule.clipped_sum(_on_samples(chosen, x, len(dA)), chosen(dA), c)
+            sums = {rule.parameter(name): value for name, value in _complete(rule, of_rule).items()}
+        elif uses:  # of the numbers the norm was taken of: uses may cancel, and their rounding errors do not
             for parameter, ((rule, _, _), name, counted) in self._per_sample(i).items():
-                z = _without(left_out, None, rule.kept_of_counted(name, counted))[1]
+                total = weighted_sum(c, chosen(rule.kept_of_counted(name, counted)))
                 # In the shape that a single use has: the next part of a logical step may use the layer once.
-                sums[parameter] = torch.tensordot(c.to(z.dtype), z, dims=1).reshape(rule.coefficient_shape(name))
+                sums[parameter] = total.reshape(rule.coefficient_shape(name))
             self._formed.pop(i)
-            return sums
-        sums = {}
-        for rule, x, dA in uses:
-            for name, value in rule.clipped_sum(*_without(left_out, x, dA), c).items():
-                sums[rule.parameter(name)] = value
         return sums
 
     def _per_sample(self, i: int) -> dict[nn.Parameter, tuple[Use, str, Tensor]]:
@@ -280,19 +308,21 @@ class RecordedBatch:
                 rule, x, dA = use
                 if rule.coordinate_shape() != self._uses[i][0][0].coordinate_shape() and rule.gains is not None:
                     raise ValueError("layers that share a filtered weight must see inputs of one size")
-                for name, value in rule.per_sample(x, dA).items():
+                for name, value in _complete(rule, rule.per_sample(x, dA)).items():
                     parameter = rule.parameter(name)
                     total[parameter] = (use, name, total[parameter][2] + value if parameter in total else value)
             self._formed[i] = total
         return self._formed[i]
 
     def _common_size(self) -> int:
-        sizes = {len(dA): rule for uses in self._uses for rule, _, dA in uses}
+        names = {layer.rule: layer.name for block in self._gradients.blocks for layer in block}
+        sizes = {len(dA): names[rule] for uses in self._uses for rule, _, dA in uses}
         if len(sizes) > 1:
-            seen = ", ".join(f"{size} at {type(rule.module).__name__}" for size, rule in sizes.items())
+            # Without numbers: how many samples a batch has is private, and errors end up in log files.
             raise ValueError(
-                f"layers saw different numbers of samples ({seen}): keep samples in the first dimension of every "
-                "layer's input, and call take() after each batch"
+                f"layers {' and '.join(map(repr, sizes.values()))} saw different numbers of rows: keep samples in the "
+                "first dimension of every layer's input; give a layer whose input all samples share, such as their "
+                "positions, a row for each sample (x.expand(len(batch), ...)); and call take() after each batch"
             )
         return next(iter(sizes), 0)
 
@@ -374,7 +404,7 @@ def _views(x: Any, dA: Tensor, views: int) -> Iterator[tuple[Any, Tensor]]:
         return
     rows = len(dA)
     if rows % views:
-        raise ValueError(f"a batch of {rows} rows does not hold {views} views of every sample")
+        raise ValueError(f"the rows of a batch do not divide by views={views}: put the views of a sample side by side")
     for view in range(views):
         yield _on_samples(itemgetter(slice(view, None, views)), x, rows), dA[view::views]
 
@@ -385,8 +415,6 @@ def _on_samples(function: Callable[[Tensor], Tensor], x: Any, rows: int) -> Any:
     def on_leaf(leaf: Any) -> Any:
         return function(leaf) if isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == rows else leaf
 
-    if isinstance(x, Call):
-        return Call(*tree_map(on_leaf, (x.args, dict(x.kwargs))))
     return tree_map(on_leaf, x)
 
 
@@ -400,12 +428,12 @@ def _merged(uses: list[Use]) -> list[Use]:
     return uses
 
 
-def _without(left_out: Tensor | None, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
-    """Zeros in the samples that are left out, if any: a weight of zero times infinity would be NaN."""
-    if left_out is None:
-        return x, dA
-
-    def blank(t: Tensor) -> Tensor:
-        return t.masked_fill(left_out.view(-1, *[1] * (t.ndim - 1)), 0)
-
-    return _on_samples(blank, x, len(dA)), blank(dA)
+def _complete(rule: Rule[Any], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A trained parameter that a rule forgot would be released as noise and never learn."""
+    forgotten = [name for name, p in rule.parameters().items() if p.requires_grad and name not in values]
+    if forgotten:
+        raise RuntimeError(
+            f"the rule of {type(rule.module).__name__} gives no gradient of {forgotten}, which are being trained: let "
+            "it return them, or freeze them"
+        )
+    return values

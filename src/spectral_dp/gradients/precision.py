@@ -1,0 +1,72 @@
+"""Full float32 arithmetic for norms and clipped sums, whatever the process allows elsewhere.
+
+GPUs may round the operands of float32 products to 10 bits (TF32; PyTorch's default for convolutions), some CPUs to 7
+(bfloat16). Norm and sum of a sample then differ by about a thousandth, a hundred times the clip's rounding guard, and
+where terms cancel by any factor. No guard can make up for the latter without clipping ordinary samples too much. So the
+products that norms and sums are made of are computed in full, and forward and backward pass keep the precision they
+were given: what they compute is *input* to norm and sum alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+_lock = threading.Lock()
+_depth = 0
+_restore: list[Callable[[], None]] = []
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Computes float32 products in float32, on every device, until the last such block is left.
+
+    Formal guarantee. Inside, PyTorch's own switches allow no float32 operand to be rounded. They belong to the process:
+    other threads compute in full precision meanwhile, and none restores them while another still relies on them.
+    """
+    global _depth
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            _restore.extend(_forbid_by_operation() if _HAS_SWITCHES else _forbid_by_library())
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                while _restore:
+                    _restore.pop()()
+
+
+# PyTorch 2.9 and later: one switch for each library and operation, which is what its kernels look at. The older ones
+# are left alone: to set them as well warns, and to read them can raise an error.
+_HAS_SWITCHES = hasattr(torch._C, "_get_fp32_precision_getter")
+_SWITCHES = [(library, operation) for library in ("cuda", "mkldnn") for operation in ("matmul", "conv", "rnn")]
+
+
+def _forbid_by_operation() -> Iterator[Callable[[], None]]:
+    get, set_to = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    for switch in _SWITCHES:
+        if (before := get(*switch)) not in ("none", "ieee"):
+            set_to(*switch, "ieee")
+
+            def restore(switch: tuple[str, str] = switch, before: str = before) -> None:
+                set_to(*switch, "none")
+                if get(*switch) != before:  # else it follows a general switch, and is to follow it further
+                    set_to(*switch, before)
+
+            yield restore
+
+
+def _forbid_by_library() -> Iterator[Callable[[], None]]:
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    if products != "highest":
+        torch.set_float32_matmul_precision("highest")
+        yield lambda: torch.set_float32_matmul_precision(products)
+    if convolutions:
+        torch.backends.cudnn.allow_tf32 = False
+        yield lambda: setattr(torch.backends.cudnn, "allow_tf32", convolutions)
