@@ -56,11 +56,30 @@ def test_sensitivity_by_relation_is_attained():
 def test_what_is_not_finite_counts_as_zero_and_is_reported(bad):
     """1e30 is a float32, but its square is not: a norm of infinity must not become a factor of zero times infinity."""
     z = torch.tensor([[0.5, 0.0], [bad, 1.0]])
-    with pytest.warns(NonFiniteWarning, match="some contributions"):
+    with pytest.warns(NonFiniteWarning, match="some contributions") as caught:
         clipped = clip_and_sum(z, 1.0)
+    assert not any(digit in str(caught[0].message).replace("float32", "") for digit in "0123456789"), "private counts"
     if clipped.nonfinite:
         assert clipped.value.tolist() == [0.5, 0.0]
     assert clipped.nonfinite == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_clipped_in_float32(dtype):
+    """Its rounding is a hundred times what the clip allows for."""
+    for value in torch.linspace(1, 2, 50).tolist():
+        clipped = clip_each(torch.full((1, 300), value, dtype=dtype), 0.7).value
+        assert clipped.dtype == torch.float32
+        assert float(clipped.double().norm()) <= 0.7
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-22, 1e-23, 1e-25])
+def test_squares_that_underflow_count(size):
+    assert float(clip_each(torch.full((1, 10_000), size), 1e-22).value.double().norm()) <= 1e-22
+
+
+def test_scalar_contributions():
+    assert float(clip_and_sum(torch.tensor([3.0, -0.5]), 1.0).value) == pytest.approx(0.5, abs=1e-4)
 
 
 def test_no_bound_no_clipping():

@@ -509,6 +509,38 @@ def test_samples_must_stay_in_the_first_dimension():
     assert not any(digit in str(error.value) for digit in "0123456789"), "the realised batch size is private"
 
 
+def test_errors_do_not_tell_the_realised_batch_size():
+    """It is drawn at random and private, and errors end up in log files."""
+    model = nn.Sequential(nn.Linear(6, 2))
+    gradients = ModelGradients(model)
+    model(torch.randn(7, 6)).sum().backward()
+    with pytest.raises(ValueError, match="do not divide by views=2") as error:
+        gradients.take(views=2)
+    assert "7" not in str(error.value)
+    for _ in range(3):
+        model(torch.randn(7, 6)).sum().backward()
+    with pytest.raises(ValueError, match="several backward passes"):
+        gradients.take()
+    gradients.remove()
+
+
+def test_a_layer_that_all_samples_share_is_told_what_to_do():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions, self.out = nn.Embedding(5, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.out(x + self.positions(torch.arange(5)[None]))
+
+    gradients = ModelGradients(model := Positions())
+    model(torch.randn(7, 5, 6)).sum().backward()
+    with pytest.raises(ValueError, match=r"'positions' and 'out'.*expand\(len\(batch\)") as error:
+        gradients.take()
+    gradients.remove()
+    assert "7" not in str(error.value)
+
+
 def test_unknown_layer_names_are_refused():
     with pytest.raises(ValueError, match=r"no trained layer named 'conv9'.*'0'"):
         ModelGradients(small_cnn(), {"conv9": Spectral(LowPass(0.5))})
