@@ -2,12 +2,18 @@
 
 import copy
 import pickle
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 from spectral_dp.recorder import Recorder
+
+
+class Named(NamedTuple):
+    loss: torch.Tensor
+    count: int
 
 
 class Storing(nn.Module):
@@ -23,6 +29,7 @@ class Storing(nn.Module):
         self.penalty = hidden.square().mean()
         self.inner.penalty = hidden.abs().mean()
         self.pair = (hidden, self.weight.square().sum())
+        self.named = Named(hidden.max(), 3)
         self.losses.append(hidden.mean())
         self.by_name["penalty"] = hidden.sum()
         self.count = torch.tensor(len(self.losses))
@@ -33,6 +40,7 @@ WAYS = {
     "attribute": lambda m: m.penalty,
     "attribute of a part": lambda m: m.inner.penalty,
     "tuple": lambda m: m.pair[1],
+    "named tuple": lambda m: m.named.loss,
     "list": lambda m: m.losses[-1],
     "dictionary": lambda m: m.by_name["penalty"],
 }

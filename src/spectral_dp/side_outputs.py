@@ -33,7 +33,8 @@ class Stored(NamedTuple):
             if dict(_items(holder)).get(self.key) is self.value:
                 holder[self.key] = by
         elif isinstance(holder, tuple):
-            self.attributes[self.name] = tuple(by if item is self.value else item for item in holder)
+            make = getattr(holder, "_make", tuple)  # a named tuple stays one
+            self.attributes[self.name] = make(by if item is self.value else item for item in holder)
 
 
 class SideOutputs:

@@ -3,10 +3,11 @@
 from spectral_dp.gradients import block_circulant, conv, embedding, linear, normalization  # noqa: F401 - register rules
 from spectral_dp.gradients.compatibility import find_problems, fix, validate
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
-from spectral_dp.gradients.rule import Formed, Rule, Spectral, register
+from spectral_dp.gradients.rule import Formed, FormedRule, Rule, Spectral, register
 
 __all__ = [
     "Formed",
+    "FormedRule",
     "ModelGradients",
     "RecordedBatch",
     "Rule",

@@ -7,13 +7,12 @@ what ``B`` runs of the module hold, and from then until the clipped sum ``B`` ti
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.rerun import NotPerSampleError, Rerun, State, left_as_it_was
-from spectral_dp.gradients.rule import Formed, FormedRule, Spectral, differences
+from spectral_dp.gradients.rule import FormedRule, Spectral, differences
 from spectral_dp.recorder import Call
 
 #: How far (relative to the largest) outputs of one sample alone may be from those in its batch, computed alike.
@@ -48,9 +47,7 @@ class FallbackRule(FormedRule[nn.Module]):
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
 
-    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
-        if isinstance(x, Formed):
-            return x.gradients
+    def form(self, x: Call, dA: Tensor) -> dict[str, Tensor]:
         trained, rest = self._state(x)
         if len(dA) == 0 or not trained:
             return {name: p.new_zeros(0, *p.shape) for name, p in trained.items()}
@@ -58,8 +55,8 @@ class FallbackRule(FormedRule[nn.Module]):
             run = Rerun(self.module, x, len(dA), self.dtype)
             gradients, alone = self._alone(run, trained, rest, dA.to(self.dtype))
             together = run.together(trained, rest)
-        is_comparable = x.output is not None and x.output.dtype == self.dtype
-        if not _agree(alone, together, _ALONE) or (is_comparable and not _agree(alone, x.output, _AS_RECORDED)):
+        recorded = together if x.output is None or x.output.dtype != self.dtype else x.output
+        if not (_agree(alone, together, _ALONE) and _agree(alone, recorded, _AS_RECORDED)):
             raise RuntimeError(
                 f"{self._name} gives a sample another output when it is run again, alone, than in its batch: it mixes "
                 "them, draws random numbers, remembers earlier forward passes (a counter, a hidden state), or was "
@@ -114,8 +111,8 @@ class FallbackRule(FormedRule[nn.Module]):
 
 def _agree(alone: Tensor, others: Tensor, tolerance: float) -> bool:
     """Whether two ways to compute the same outputs agree, where they are finite."""
-    if alone.shape != others.shape:
-        return False
+    if alone.shape != others.shape or not alone.numel():
+        return alone.shape == others.shape
     finite = alone.isfinite() & others.isfinite()
     difference, largest = (t.where(finite, torch.zeros_like(t)).abs().amax() for t in (alone - others, others))
     return bool(difference <= tolerance * largest)

@@ -8,12 +8,10 @@ those that normalise over the batch are refused elsewhere.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients.rule import Formed, FormedRule, register
+from spectral_dp.gradients.rule import FormedRule, register
 
 Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d | nn.RMSNorm
 
@@ -30,9 +28,7 @@ Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNor
 class NormalisationRule(FormedRule[Normalisation]):
     """Rule of the normalisation layers; coefficients have the parameters' shapes, unfiltered."""
 
-    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
-        if isinstance(x, Formed):
-            return x.gradients
+    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         x, dA = x.to(self.dtype), dA.to(self.dtype)
         out = {}
         if self.trains("weight"):

@@ -41,8 +41,8 @@ class Rerun:
         self._samples = samples
         self._leaves, self._structure = tree_flatten((call.args, dict(call.kwargs)))
         self._is_batched = [isinstance(v, Tensor) and v.ndim > 0 and len(v) == samples for v in self._leaves]
-        batched = [v.detach() for v, is_batched in zip(self._leaves, self._is_batched, strict=True) if is_batched]
-        self._inputs = [v.to(dtype) if v.is_floating_point() else v for v in batched]
+        self._leaves = [_prepared(v, dtype) for v in self._leaves]
+        self._inputs = [v for v, is_batched in zip(self._leaves, self._is_batched, strict=True) if is_batched]
 
     def together(self, trained: State, rest: State) -> Tensor:
         """Output of the whole batch."""
@@ -128,6 +128,12 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
                 now.update(before)
         for items, known in lists:
             items[:] = known
+
+
+def _prepared(value: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to(dtype) if value.is_floating_point() else value.detach()
 
 
 def _copies(state: State) -> State:

@@ -298,17 +298,24 @@ class Formed(NamedTuple):
 
 
 class FormedRule(Rule[Module]):
-    """Rule of a layer whose per-sample gradients are simply formed: it has one method, :meth:`per_sample`.
+    """Rule of a layer whose per-sample gradients are simply formed: a subclass has one method, :meth:`form`.
 
-    Formal guarantee. Norm and sum are of the same numbers, whatever :meth:`per_sample` computes, and a sample that is
-    left out is removed from those numbers, not from what they are made of. So neither rounding, underflow nor a
-    function that is not finite at zero can make a sample count for more than its bound.
+    Formal guarantee. Norm and sum are of the same numbers, whatever :meth:`form` computes, and a sample that is left
+    out is removed from those numbers, not from what they are made of. So neither rounding, underflow nor a function
+    that is not finite at zero can make a sample count for more than its bound.
 
     Holds ``B`` times the layer's parameters from its backward pass until the clipped sum, in place of ``x`` and ``dA``.
     """
 
+    @abstractmethod
+    def form(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        """Returns the gradients ``(B, ...)`` of each trained parameter."""
+
     def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
-        return (x, dA) if isinstance(x, Formed) else Formed.of(self.per_sample(x, dA), dA)
+        return (x, dA) if isinstance(x, Formed) else Formed.of(self.form(x, dA), dA)
+
+    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        return self.condense(x, dA)[0].gradients
 
     def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
         formed, stub = self.condense(x, dA)
