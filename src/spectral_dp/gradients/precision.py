@@ -22,10 +22,11 @@ _restore: list[Callable[[], None]] = []
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Computes float32 products in float32, on every device, until the last such block is left.
+    """Computes float32 products in float32 until the last such block is left.
 
-    Formal guarantee. Inside, PyTorch's own switches allow no float32 operand to be rounded. They belong to the process:
-    other threads compute in full precision meanwhile, and none restores them while another still relies on them.
+    Formal guarantee. Inside, PyTorch's switches for CUDA and for CPUs allow no float32 operand to be rounded. They
+    belong to the process: other threads compute in full precision meanwhile, and none restores them while another still
+    relies on them. Not covered: devices without such a switch, and libraries that ignore it.
     """
     global _depth
     with _lock:
