@@ -19,7 +19,8 @@ class Holds(nn.Module):
         super().__init__()
         self.linear = nn.Linear(6, 6)
         self.register_buffer("codebook", torch.randn(6))
-        self.frozen = nn.Parameter(torch.randn(6), requires_grad=False)
+        self.store = nn.Module()
+        self.store.frozen = nn.Parameter(torch.randn(6), requires_grad=False)
         self.bank = torch.zeros(40, 6)
         self.queue = [torch.zeros(6)]
         self.array = np.zeros(6)
@@ -40,12 +41,12 @@ def _through_numpy(m, x):
 
 
 def _initialise_from_data(m, x):
-    if not m.frozen.any():
-        m.frozen.data.copy_(x.std(0))
+    if not m.store.frozen.any():
+        m.store.frozen.data.copy_(x.std(0))
 
 
 def _into_frozen_parameter(m, x):
-    m.frozen.data.lerp_(x.mean(0), 0.1)
+    m.store.frozen.data.lerp_(x.mean(0), 0.1)
 
 
 def _into_trained_parameter(m, x):
@@ -86,7 +87,7 @@ def _swap(m, x):
 WRITERS = {
     "a codebook through .data": (_through_data, "codebook"),
     "a buffer through .numpy()": (_through_numpy, "codebook"),
-    "a running mean in a frozen parameter": (_into_frozen_parameter, "frozen"),
+    "a running mean in a frozen parameter": (_into_frozen_parameter, "store.frozen"),
     "a trained parameter": (_into_trained_parameter, "linear.bias"),
     "a memory bank": (_into_bank, "bank"),
     "a memory bank that is replaced": (_replace_bank, "bank"),
@@ -147,7 +148,7 @@ def test_a_frozen_embedding_bag_that_rewrites_its_rows_is_refused():
 
 def test_initialisation_from_the_first_batch_is_refused():
     model = Holds(_initialise_from_data)
-    model.frozen.data.zero_()
+    model.store.frozen.data.zero_()
     gradients = ModelGradients(model)
     with pytest.raises(RuntimeError, match="initialisation before"):
         train_step(model, gradients, torch.randn(4, 6))
@@ -210,7 +211,9 @@ def test_nothing_is_left_of_a_guard_that_was_removed():
 
 
 class TestKeepsake:
-    @pytest.mark.parametrize("write", [w for w, name in WRITERS.values() if name not in ("frozen", "linear.bias")])
+    @pytest.mark.parametrize(
+        "write", [w for w, name in WRITERS.values() if name not in ("store.frozen", "linear.bias")]
+    )
     def test_puts_back_whatever_was_written(self, write):
         model = Holds(write)
         before, kept = Fingerprint(model), Keepsake(model)

@@ -215,8 +215,13 @@ class ModelGradients:
     def _undisturbed(self) -> Iterator[None]:
         """Rules run without autograd, in full precision, and are not recorded when they call a module."""
         device = next(iter(self._owners)).device.type
-        unwatched = self._recorder.paused(), self.state.paused()
-        with torch.no_grad(), torch.autocast(device, enabled=False), full_precision(), unwatched[0], unwatched[1]:
+        with (
+            torch.no_grad(),
+            torch.autocast(device, enabled=False),
+            full_precision(),
+            self._recorder.paused(),
+            self.state.paused(),
+        ):
             yield
 
     def remove(self) -> None:
