@@ -84,7 +84,8 @@ class BlockCirculantLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``(..., n) -> (..., m)``."""
         if x.ndim == 0 or x.shape[-1] != self.in_features:
-            raise ValueError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
+            last = x.shape[-1] if x.ndim else "missing"  # not the whole shape: how many samples there are is private
+            raise ValueError(f"expected an input of shape (..., {self.in_features}), but its last dimension is {last}")
         autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         full_precision = self.weight.dtype in (torch.float32, torch.float64) and not autocast
         if not full_precision or not x.numel() or _prefers_dense(*self.weight.shape):
