@@ -1,4 +1,4 @@
-"""The checks of the privacy proof (linear map, neighbours, noise law), on any release function.
+"""The checks of the privacy proof (linear map, neighbours, noise law, every call), on any release function.
 
 A *release* takes per-record contributions ``(B, N)`` and a noise source and returns ``(N,)``: the noisy sum, filtered,
 in units in which one record counts at most ``MAX_NORM``. Sound and broken mechanisms go through the same checks.
@@ -11,10 +11,13 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from spectral_dp.noise import NoiseSource
+from spectral_dp.noise import NoiseSource, SeededNoise
 
 MAX_NORM = 0.7
 SIGMA = 1.3
+
+#: Sizes of the batches that are tried: none to far more than the broken mechanisms expect.
+SIZES = (0, 2, 40, 65)
 
 Release = Callable[[Tensor, NoiseSource], Tensor]
 
@@ -101,18 +104,36 @@ def hostile_records(n: int) -> list[Tensor]:
 
 
 def largest_movement(release: Release, n: int) -> float:
-    """Check B: how far one record, hostile ones included, moves the release with noise off, for several |D|."""
+    """Check B: how far one record, hostile ones included, moves the release with noise off, for several |D|.
+
+    The record is added at the front and at the end: a batch that is cut off loses another one only at one of them.
+    """
     worst = 0.0
-    for size in (0, 1, 2, 5, 40):
+    for size in SIZES:
         base = torch.randn(size, n, dtype=torch.float64)
-        datasets = [base, base.abs() * 100]
+        datasets = [base, base.abs() * 100, base.abs() / 100 * torch.arange(size)[:, None]]
         for data in datasets:
             before = release(data, noise_off())
             for record in hostile_records(n):
-                moved = release(torch.cat([data, record[None]]), noise_off()) - before
-                worst = max(worst, float(moved.norm()))
-                assert bool(moved.isfinite().all()), "a hostile record made the release non-finite"
+                for rows in ([record[None], data], [data, record[None]]):
+                    moved = release(torch.cat(rows), noise_off()) - before
+                    worst = max(worst, float(moved.norm()))
+                    assert bool(moved.isfinite().all()), "a hostile record made the release non-finite"
     return worst
+
+
+def change_of_noise(release: Release, n: int) -> float:
+    """Checks A and B together: how much the noise of given draws depends on the batch, relative to its length."""
+    worst, reference = 0.0, _noise_of(release, torch.zeros(1, n, dtype=torch.float64))
+    for size in SIZES:
+        base = torch.randn(size, n, dtype=torch.float64)
+        for data in (0 * base, base.abs() * 100):
+            worst = max(worst, float((_noise_of(release, data) - reference).norm() / reference.norm()))
+    return worst
+
+
+def _noise_of(release: Release, data: Tensor) -> Tensor:
+    return release(data, SeededNoise(5, reproducibility_over_privacy=True)) - release(data, noise_off())
 
 
 def noise_law_p_values(samples: Tensor, scale: float) -> tuple[float, float]:
@@ -120,3 +141,9 @@ def noise_law_p_values(samples: Tensor, scale: float) -> tuple[float, float]:
     x = samples.flatten().double().numpy() / scale
     below = stats.chi2.cdf(float((x**2).sum()), df=x.size)
     return 2 * min(below, 1 - below), float(stats.kstest(x, "norm").pvalue)
+
+
+def every_call_p_value(samples: Tensor, scale: float) -> float:
+    """Check C of each call by itself, ``(calls, n)``: p-value of the least likely energy, corrected for all calls."""
+    energy, n = (samples.double() / scale).square().sum(1).numpy(), samples.shape[1]
+    return min(1.0, len(energy) * 2 * float(np.minimum(stats.chi2.cdf(energy, n), stats.chi2.sf(energy, n)).min()))

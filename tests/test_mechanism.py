@@ -11,6 +11,8 @@ import torch
 from privacy_checks import (
     MAX_NORM,
     SIGMA,
+    change_of_noise,
+    every_call_p_value,
     largest_movement,
     noise_law_p_values,
     noise_off,
@@ -109,14 +111,34 @@ def test_check_b_catches_the_realised_batch_divisor():
     assert largest_movement(broken.realised_batch_divisor, 8) > 1.5 * MAX_NORM
 
 
+@pytest.mark.parametrize("mechanism", [broken.no_noise_for_large_batches, broken.less_noise_on_large_sums])
+def test_check_of_the_noise_catches_what_depends_on_the_batch(mechanism):
+    assert true_noise_multiplier(mechanism, 8) >= SIGMA * (1 - 1e-9), "in a small batch nothing is wrong"
+    assert change_of_noise(mechanism, 8) > 0.1
+
+
 def test_every_broken_mechanism_is_caught():
-    """The summary: each control fails A or B, and the sound mechanism fails neither."""
+    """The summary: each control fails A, B or the check of the noise, and the sound mechanism fails none."""
 
     def passes(mechanism):
-        return true_noise_multiplier(mechanism, 8) >= SIGMA and largest_movement(mechanism, 8) <= MAX_NORM * (1 + 1e-9)
+        return (
+            true_noise_multiplier(mechanism, 8) >= SIGMA
+            and largest_movement(mechanism, 8) <= MAX_NORM * (1 + 1e-9)
+            and change_of_noise(mechanism, 8) < 1e-9
+        )
 
     assert passes(functools.partial(release, transform="fourier", filter="low-pass"))
     assert [mechanism.__name__ for mechanism in broken.ALL if passes(mechanism)] == []
+
+
+def test_check_c_of_every_call():
+    """One release without noise among a thousand: invisible in all of them together, plain in one by itself."""
+    zero, noise = torch.zeros(2, 16, dtype=torch.float64), seeded()
+    sound = functools.partial(release, transform="identity", filter="identity")
+    for mechanism, is_sound in ((sound, True), (broken.counted(broken.no_noise_at_every_1000th_call), False)):
+        calls = torch.stack([mechanism(zero, noise) for _ in range(1000)])
+        assert min(noise_law_p_values(calls, SIGMA * MAX_NORM)) > ALPHA
+        assert (every_call_p_value(calls, SIGMA * MAX_NORM) > ALPHA) == is_sound
 
 
 @pytest.mark.parametrize("transform", ["fourier", "dct", "haar", "hadamard", "identity"])

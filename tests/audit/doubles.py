@@ -35,6 +35,14 @@ def sound(samples: Tensor, noise: NoiseSource) -> Tensor:
     return total + SIGMA * MAX_NORM * noise.normal(total.shape, dtype=total.dtype)
 
 
+class Twice(audit.FunctionTarget):
+    """A sound release on batches that now and then hold a record twice."""
+
+    def batches(self, records: int) -> Iterator[list[int]]:
+        seed = self._seed + next(self._runs)
+        return broken_mechanisms.batches_with_a_record_twice(records, self.claim.sample_rate, seed)
+
+
 class Shuffled(audit.FunctionTarget):
     """A sound release on shuffled batches, claimed to be Poisson ones; with little noise, where it shows."""
 
@@ -59,6 +67,11 @@ def target(
     )
 
 
+def counted_target(mistake, seed: int = 0) -> audit.FunctionTarget:
+    """A mechanism that counts its calls, as a target that was not called yet."""
+    return target(broken_mechanisms.counted(mistake), seed)
+
+
 def little_noise(samples: Tensor, noise: NoiseSource) -> Tensor:
     """Sound, with the noise multiplier of ``SHUFFLED``."""
     total = broken_mechanisms._clipped(samples).sum(0)
@@ -68,6 +81,8 @@ def little_noise(samples: Tensor, noise: NoiseSource) -> Tensor:
 SHUFFLED = audit.Claim(0.25, MAX_NORM, EXPECTED_BATCH, sample_rate=0.125, steps=8, delta=1e-5)
 
 DOUBLES = {m.__name__: partial(target, m) for m in broken_mechanisms.ALL}
+DOUBLES |= {m.__name__: partial(counted_target, m) for m in broken_mechanisms.BY_CALL}
+DOUBLES["record_given_twice"] = partial(target, sound, kind=Twice)
 DOUBLES["shuffling_as_poisson"] = partial(target, little_noise, claim=SHUFFLED, kind=Shuffled)
 
 

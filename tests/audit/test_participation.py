@@ -1,4 +1,4 @@
-"""Poisson sampling passes; whatever only has the right rate does not."""
+"""Poisson sampling passes; whatever only has the right rate does not. Nor does a record that counts more than once."""
 
 import dataclasses
 
@@ -10,13 +10,19 @@ import small
 import torch
 from test_canary import flock
 
+from spectral_dp import SpectralConfig
 from spectral_dp.audit.participation import participation
+from spectral_dp.filters import Annealed
 
 CONFIDENCE = 0.999
 
 
-def verdict(target, steps=60):
+def verdicts(target, steps=60):
     return participation(target, flock(target, 16), steps, CONFIDENCE, np.random.default_rng(0))
+
+
+def verdict(target, steps=60):
+    return verdicts(target, steps)[1]
 
 
 def test_the_loader_of_a_private_run_tosses_a_coin_for_every_record():
@@ -64,3 +70,31 @@ def test_control_other_samplers_are_caught(kind, test):
 def test_every_record_in_every_step_is_poisson_sampling_of_rate_one():
     claim = dataclasses.replace(doubles.CLAIM, sample_rate=1.0)
     assert verdict(doubles.target(broken_mechanisms.small_noise, claim=claim), steps=5).ok
+
+
+@pytest.mark.parametrize("options", [{}, {"clipping": "per_layer"}, {"spectral": SpectralConfig(conv_ratio=0.5)}])
+def test_no_step_of_a_run_holds_more_of_a_record_than_one_step_alone(options):
+    contributions = verdicts(small.target(**options), steps=40)[0]
+    assert contributions.ok, contributions
+    assert contributions.measured == pytest.approx(1, rel=1e-3), "attained: every canary takes part at some step"
+    assert "steps 1 to 40 (claimed 40)" in contributions.tested
+
+
+def test_control_a_record_that_is_drawn_twice_is_caught():
+    contributions, sampling = verdicts(doubles.DOUBLES["record_given_twice"](0))
+    assert contributions.ok is False
+    assert contributions.measured == pytest.approx(2, rel=1e-3)
+    assert sampling.ok, "who takes part is right: only how often gives it away"
+
+
+def test_control_a_bound_that_grows_is_caught():
+    contributions = verdicts(doubles.DOUBLES["growing_clip"](0), steps=100)[0]
+    assert contributions.ok is False
+    assert "largest at step" in contributions.note
+
+
+def test_filters_that_change_with_the_step_are_not_accused():
+    """What is kept of a record changes with them; the layers that they do not filter are still judged."""
+    filter = Annealed(0.6, 0.0, 20, order="clip_then_filter")
+    contributions = verdicts(small.target(spectral=SpectralConfig(linear_filter=filter)), steps=40)[0]
+    assert contributions.ok

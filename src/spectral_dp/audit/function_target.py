@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from spectral_dp.audit.noise_control import Script, TorchNoise
-from spectral_dp.audit.target import Block, Claim, Hostile, Kind, Output, Record, SampledRun, Target
+from spectral_dp.audit.target import LONG, SHORT, Block, Claim, Hostile, Kind, Output, Record, SampledRun, Target
 from spectral_dp.sampling import PoissonLoader
 from spectral_dp.transforms import get_transform
 
@@ -120,6 +120,12 @@ class FunctionTarget(Target):
         """Normal vectors as long as the clipping bound, more or less."""
         rows = torch.randn(count, self.dimension, generator=generator).double()
         return list(rows * self.claim.max_grad_norm / self.dimension**0.5)
+
+    def mates(self, generator: torch.Generator) -> list[Record]:
+        """Ordinary ones, stretched."""
+        rows, bound = self.ordinary(4, generator), self.claim.max_grad_norm
+        lengths = (LONG, SHORT[0], LONG, SHORT[1])
+        return [bound * length * row / row.norm() for length, row in zip(lengths, rows, strict=True)]
 
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
         """Long, tiny, flat, alternating, not finite."""

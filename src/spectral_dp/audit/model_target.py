@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.audit.excitations import Excitation, LayerProbe, Seen
-from spectral_dp.audit.target import Block, Claim, Hostile, Record, Target
+from spectral_dp.audit.target import LONG, SHORT, Block, Claim, Hostile, Record, Target
 
 
 class ModelTarget(Target):
@@ -74,6 +74,13 @@ class ModelTarget(Target):
         """Random inputs through the whole model, as many with large losses as with small ones."""
         scales = [10.0 ** (k % 4 - 2) for k in range(count)]
         return [self._whole(self._input(generator), scale, generator) for scale in scales]
+
+    def mates(self, generator: torch.Generator) -> list[Record]:
+        """Records that touch one layer, the last, so that no other is computed for them."""
+        block, bound = self._probes[-1].blocks(1, generator)[-1], self.claim.max_grad_norm
+        units, long = torch.eye(len(block.labels)), LONG * max(1.0, bound)
+        lengths = (long, SHORT[0] * bound, long, SHORT[1] * bound)
+        return [block.record(units[k % len(units)], length) for k, length in enumerate(lengths)]
 
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
         """Inputs and losses out of all proportion, through the whole model and directly into all layers at once."""

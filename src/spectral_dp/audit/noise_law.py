@@ -34,6 +34,11 @@ _FINDINGS = {
     "neighbouring coordinates": "coordinates are correlated with their neighbours",
     "two coordinates": "two coordinates share noise",
     "two blocks": "two blocks share noise",
+    "scale of a call": "{where} has another deviation than claimed",
+    "silence": "a parameter has a call without any noise",
+    "zeros in a call": "a call has numbers without noise",
+    "calls at one distance": "calls that are some distance apart share noise",
+    "two calls": "two calls repeat, or cancel, the same noise",
 }
 
 
@@ -45,11 +50,13 @@ class NoiseLaw:
         scale: Observed over claimed deviation.
         p_values: For each test, corrected for the number of tests: below ``1 - confidence`` the law is rejected.
         confidence: Probability, at least, that noise as claimed passes all tests.
+        where: The most unlikely calls, where calls were tested one by one.
     """
 
     scale: float
     p_values: dict[str, float]
     confidence: float
+    where: str = ""
 
     @property
     def ok(self) -> bool:
@@ -60,7 +67,7 @@ class NoiseLaw:
     def reasons(self) -> tuple[str, ...]:
         """What speaks against the claimed law, in words."""
         return tuple(
-            f"{_FINDINGS[test].format(scale=self.scale)} (p = {p:.2g})"
+            f"{_FINDINGS[test].format(scale=self.scale, where=self.where)} (p = {p:.2g})"
             for test, p in self.p_values.items()
             if p < 1 - self.confidence
         )
@@ -94,9 +101,9 @@ def noise_law(
     steps, coordinates = z.shape
     squares = np.square(z)
     p_values: dict[str, float | None] = {
-        "scale": _other_scale(squares.sum(), z.size).item(),
-        "coordinate scale": _worst(_other_scale(squares.sum(0), steps)),
-        "step scale": _worst(_other_scale(squares.sum(1), coordinates)),
+        "scale": other_scale(squares.sum(), z.size).item(),
+        "coordinate scale": worst(other_scale(squares.sum(0), steps)),
+        "step scale": worst(other_scale(squares.sum(1), coordinates)),
         "shape": float(kstest(z.ravel(), "norm").pvalue),
         "zeros": float(binom.sf(np.count_nonzero(z == 0) - 1, z.size, _ZERO_RATE)),
         # Neighbours in disjoint pairs: overlapping ones would be more, but their cosine has no exact law.
@@ -128,12 +135,13 @@ def _standardised(residuals: Tensor | _Array, claimed_std: ArrayLike) -> _Array:
     return np.asarray(values / std)
 
 
-def _other_scale(sum_of_squares: _Array, n: int) -> _Array:
-    """Two-sided p-value of a sum of squares of n standard normals."""
+def other_scale(sum_of_squares: _Array, n: ArrayLike) -> _Array:
+    """Two-sided p-value of a sum of squares of n standard normals; elementwise."""
     return 2 * np.minimum(chi2.cdf(sum_of_squares, n), chi2.sf(sum_of_squares, n))
 
 
-def _worst(p_values: _Array) -> float:
+def worst(p_values: _Array) -> float:
+    """The smallest p-value, corrected for how many there are."""
     return min(1.0, float(p_values.min()) * p_values.size)
 
 
@@ -142,7 +150,7 @@ def _aligned(a: _Array, b: _Array) -> float | None:
     if a.size < 2:
         return None
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return _cosine_p_value(abs(float((a * b).sum())) / norms if norms else 0.0, a.size)
+    return float(cosine_p_value(abs(float((a * b).sum())) / norms if norms else 0.0, a.size))
 
 
 def _two_aligned(vectors: _Array) -> float | None:
@@ -155,7 +163,7 @@ def _two_aligned(vectors: _Array) -> float | None:
     units = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
     largest = np.abs(np.triu(units @ units.T, 1)).max()
     pairs = len(vectors) * (len(vectors) - 1) // 2
-    return min(1.0, pairs * _cosine_p_value(float(largest), vectors.shape[1]))
+    return min(1.0, pairs * float(cosine_p_value(float(largest), vectors.shape[1])))
 
 
 def _two_blocks(blocks: list[_Array]) -> float | None:
@@ -165,8 +173,10 @@ def _two_blocks(blocks: list[_Array]) -> float | None:
     widths = [min(a.shape[1], b.shape[1]) for a, b in combinations(blocks, 2)]
     found = [_aligned(a[:, :w], b[:, :w]) for (a, b), w in zip(combinations(blocks, 2), widths, strict=True)]
     p_values = [p for p in found if p is not None]
-    return _worst(np.array(p_values)) if p_values else None
+    return worst(np.array(p_values)) if p_values else None
 
 
-def _cosine_p_value(cosine: float, n: int) -> float:
-    return float(betainc((n - 1) / 2, (n - 1) / 2, max(0.0, (1 - cosine) / 2)) * 2)
+def cosine_p_value(cosine: ArrayLike, n: ArrayLike) -> _Array:
+    """P-value of the size of a cosine between two vectors of n > 1 independent normals; elementwise."""
+    half = (np.asarray(n) - 1) / 2
+    return np.asarray(betainc(half, half, np.maximum(0.0, (1 - np.asarray(cosine)) / 2)) * 2)

@@ -5,6 +5,9 @@ of each record is Binomial(T, q), and so is, with m records, the size of each ba
 right rate and the wrong spread: every record once an epoch, every batch of one size. Its privacy is worse than that of
 Poisson sampling at the same rate (Chua et al. 2024), so it must not be accounted for as such.
 
+The same run shows how much of a canary there is in every step: never more than its clipped gradient, once. A record
+that is drawn twice, or a bound that grows as training goes on, is caught by that.
+
 The rate is tested exactly; the two spreads by comparing their variance with that of simulated coins, which is exact,
 too, whatever the sizes.
 """
@@ -19,16 +22,54 @@ from spectral_dp.audit.canary import Flock
 from spectral_dp.audit.report import Verdict, timed
 from spectral_dp.audit.target import Target
 
+#: Slack for float32 in what a canary contributes, relative to the bound.
+SLACK = 1e-3
+
 
 def participation(
     target: Target, flock: Flock, steps: int, confidence: float, generator: np.random.Generator
-) -> Verdict:
-    """Tests who takes part in ``steps`` steps on a data set of canaries."""
-    claim = target.claim
+) -> list[Verdict]:
+    """Tests who takes part in ``steps`` steps on a data set of canaries, and with how much."""
     with timed() as watch:
         run = target.run([canary.record for canary in flock.canaries], steps, noise_off=True)
-        took_part = np.stack([flock.scores(y) for y in run.releases]) > 0.02 * claim.max_grad_norm  # (T, m)
-        rate, canaries = run.sample_rate, len(flock.canaries)
+        scores = np.stack([flock.scores(y) for y in run.releases])  # (T, m)
+    contributions = _contributions(scores, flock, target, watch.seconds)
+    return [contributions, _sampling(scores, run.sample_rate, target, confidence, generator)]
+
+
+def _contributions(scores: NDArray[np.float64], flock: Flock, target: Target, seconds: float) -> Verdict:
+    """What a canary contributes to any step, against what it contributed alone."""
+    name = "neighbours, over a run"
+    steady = np.repeat([output.is_steady for output in target.outputs], [output.size for output in target.outputs])
+    judged = np.array([bool(steady[canary.support].all()) for canary in flock.canaries])
+    if not judged.any():
+        return Verdict.left_out(name, "filters change with the step, and what a record contributes with them")
+    crosstalk = np.abs(flock.directions @ flock.directions.T @ np.diag(flock.lengths))  # (m, m)
+    excess = (scores / crosstalk.sum(1))[:, judged]  # others of the step may add to its score, but no more than that
+    step = int(excess.max(1).argmax())
+    most, (steps, canaries) = float(excess.max()), excess.shape
+    return Verdict(
+        audit=name,
+        tested=f"{canaries} records, steps 1 to {steps} (claimed {target.claim.steps})",
+        quantity="contribution / contribution alone",
+        claimed=1.0,
+        measured=most,
+        wanted="at most",
+        confidence=None,
+        ok=most <= 1 + SLACK,
+        seconds=seconds,
+        note=f"largest at step {step + 1}" if most > 1 + SLACK else "",
+        details={"steps": steps, "claimed_steps": target.claim.steps},
+    )
+
+
+def _sampling(
+    scores: NDArray[np.float64], rate: float, target: Target, confidence: float, generator: np.random.Generator
+) -> Verdict:
+    """Who took part in which step, against coins."""
+    with timed() as watch:
+        took_part = scores > 0.02 * target.claim.max_grad_norm
+        steps, canaries = took_part.shape
         total = int(took_part.sum())
         p_values = {
             "rate": float(binomtest(total, took_part.size, rate).pvalue),

@@ -33,7 +33,7 @@ def released_noise(target: Target, noise: NoiseMap | None, steps: int, confidenc
         pieces: list[list[Tensor]] = []
         for _ in range(steps):
             release = target.release([target.null()] * 2)
-            pieces.append([_ends(z) for z in _draws(release, noise, target.outputs)])
+            pieces.append([_ends(z) for z in noise_of_parameters(release, noise, target.outputs)])
         residuals = torch.stack([torch.cat(piece) for piece in pieces])
         widths = [len(z) for z in pieces[0]]
         if noise is None:
@@ -62,10 +62,10 @@ def released_noise(target: Target, noise: NoiseMap | None, steps: int, confidenc
     )
 
 
-def _draws(release: Tensor, noise: NoiseMap | None, outputs: list[Output]) -> list[Tensor]:
+def noise_of_parameters(release: Tensor, noise: NoiseMap | None, outputs: list[Output]) -> list[Tensor]:
     """The noise of every parameter as numbers that are standard normal if the claim holds."""
     if noise is None:
-        sizes = [torch.Size(output.shape).numel() for output in outputs]
+        sizes = [output.size for output in outputs]
         pieces = zip(release.split(sizes), outputs, strict=True)
         return [numbers / (output.noise_std or 1.0) for numbers, output in pieces]
     floor = NO_NOISE * noise.largest

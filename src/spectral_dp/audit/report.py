@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from spectral_dp.audit.coverage import Coverage
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -57,12 +59,14 @@ class Report:
         claim: Its settings and the epsilon they are said to give.
         verdicts: In the order in which the audits were made.
         scores: Canary scores for the plot, by name; not part of the JSON.
+        coverage: Which calls of the target had their noise looked at.
     """
 
     target: str
     claim: Mapping[str, Any]
     verdicts: tuple[Verdict, ...]
     scores: Mapping[str, Any] = field(default_factory=dict)
+    coverage: Coverage | None = None
 
     @property
     def ok(self) -> bool:
@@ -92,6 +96,7 @@ class Report:
             "claim": dict(self.claim),
             "epsilon_lower_bound": self.epsilon_lower_bound,
             "ok": self.ok,
+            "coverage": None if self.coverage is None else self.coverage.to_json(),
             "seconds": sum(v.seconds for v in self.verdicts),
             "verdicts": verdicts,
         }
@@ -118,7 +123,8 @@ class Report:
         words = f"claimed epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
         if self.epsilon_lower_bound:
             words += f", lower bound {self.epsilon_lower_bound:.4g}"
-        return f"{words}: {'no violation found' if self.ok else 'the claim does NOT hold'}"
+        words = f"{words}: {'no violation found' if self.ok else 'the claim does NOT hold'}"
+        return words if self.coverage is None else f"{words}\n{self.coverage}"
 
 
 class Stopwatch:

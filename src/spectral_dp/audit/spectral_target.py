@@ -25,12 +25,16 @@ from spectral_dp.audit.target import Claim, Output, Record, SampledRun
 from spectral_dp.clipping import NonFiniteWarning
 from spectral_dp.config import SpectralConfig
 from spectral_dp.engine import PrivacyEngine
+from spectral_dp.filters import Identity, LowPass, PaperBand, Shaped
 from spectral_dp.gradients.conv_signal import SignalConvRule
 from spectral_dp.optimizer import PrivateOptimizer
 from spectral_dp.sampling import PoissonLoader
 
-#: How many records a batch that the auditor chooses may hold.
-CAPACITY = 1 << 16
+#: How many records a batch that the auditor chooses may hold, at least, and times the expected batch.
+CAPACITY, TIMES_EXPECTED = 1 << 16, 4
+
+#: Filters whose gains are the same at every step.
+STEADY = (Identity, LowPass, PaperBand, Shaped)
 
 
 class SpectralTarget(ModelTarget):
@@ -66,7 +70,8 @@ class SpectralTarget(ModelTarget):
         self._options = {"max_grad_norm": claim.max_grad_norm} | options
         self._options["spectral"] = None if spectral is None else self._with_sizes(spectral)
         self._options["max_physical_batch_size"] = max_physical_batch_size
-        self._chosen = self._train(max(CAPACITY, math.ceil(claim.expected_batch_size)), claim.expected_batch_size)
+        expected = claim.expected_batch_size
+        self._chosen = self._train(max(CAPACITY, TIMES_EXPECTED * math.ceil(expected)), expected)
         self._own_noise = self._chosen.optimizer.noise
         self._filters = copy.deepcopy(self._chosen.optimizer.gradients.filter_state())
         self.outputs = self._outputs()
@@ -140,13 +145,17 @@ class SpectralTarget(ModelTarget):
         blocks = gradients.trained_blocks
         sizes = [sum(gradients.zeros(p).numel() for p in parameters) for _, parameters in blocks]
         scale = self.claim.noise_multiplier * self.claim.moves
+        moving = {rule for layers, _ in blocks for _, rule in layers if not isinstance(rule.spectral.filter, STEADY)}
+        shared = bool(moving) and self._options.get("noise_allocation") == "optimal"  # by how much each layer keeps
         outputs = []
         for (layers, parameters), bound in zip(blocks, optimizer.clipping.noise_bounds(sizes), strict=True):
             for p in parameters:
                 rule = next(rule for _, rule in layers if any(p is q for q in rule.parameters().values()))
-                gains = rule.gains if p is rule.parameters().get("weight") else None
+                filtered = p is rule.parameters().get("weight")
+                gains = rule.gains if filtered else None
                 shaped = gains is not None and (gains.kept_post is not None or isinstance(rule, SignalConvRule))
-                outputs.append(Output(names[p], tuple(p.shape), None if shaped else scale * bound))
+                is_steady = not shared and not (filtered and rule in moving)
+                outputs.append(Output(names[p], tuple(p.shape), None if shaped else scale * bound, is_steady))
         return outputs
 
     @cached_property

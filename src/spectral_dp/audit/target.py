@@ -39,6 +39,9 @@ class Kind(StrEnum):
 #: How much longer than the clipping bound a record's gradient is where it is to be clipped.
 LONG = 1e4
 
+#: How long, in clipping bounds, the gradients of records are that are not to be clipped.
+SHORT = (0.1, 0.5)
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -97,12 +100,19 @@ class Output(NamedTuple):
     """A stretch of the release: a parameter's name, its shape, and the deviation claimed for its noise.
 
     The deviation is that of every number, independent of the others, of the space that is released at all; None where
-    gains or a crop shape the noise, so that it has no single deviation.
+    gains or a crop shape the noise, so that it has no single deviation. Noise is steady if it has the same law at every
+    step; a filter that anneals or learns changes it.
     """
 
     name: str
     shape: tuple[int, ...]
     noise_std: float | None
+    is_steady: bool = True
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return torch.Size(self.shape).numel()
 
 
 class Hostile(NamedTuple):
@@ -194,13 +204,17 @@ class Target(ABC):
         """Records as data would give them."""
 
     @abstractmethod
+    def mates(self, generator: torch.Generator) -> list[Record]:
+        """Four records to fill large batches with, cheap to release: by turns far too long, and of ``SHORT`` bounds."""
+
+    @abstractmethod
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
         """Records made to move the release further than they may."""
 
     @property
     def size(self) -> int:
         """How many numbers a release has."""
-        return sum(torch.Size(output.shape).numel() for output in self.outputs)
+        return sum(output.size for output in self.outputs)
 
     @property
     def largest_gain(self) -> float:

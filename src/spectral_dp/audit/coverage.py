@@ -1,0 +1,48 @@
+"""What an audit looked at, and what it therefore would have found."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: How rare a release without noise may be for the report to say with what probability it is found.
+RARITIES = (100, 1_000, 1_000_000)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which calls were looked at.
+
+    Attributes:
+        calls: How many releases, each by itself.
+        steps: Of the claimed run, the first so many steps were among them.
+        claimed_steps: How many steps the run has.
+    """
+
+    calls: int
+    steps: int
+    claimed_steps: int
+
+    @property
+    def share(self) -> float:
+        """The share of the run's step numbers that was looked at."""
+        return self.steps / self.claimed_steps
+
+    def found(self, rarity: int) -> float:
+        """With what probability a release without noise is found that happens by chance at one call in ``rarity``.
+
+        >>> round(Coverage(1000, 1000, 5000).found(1000), 3)
+        0.632
+        """
+        return -math.expm1(self.calls * math.log1p(-1 / rarity)) if rarity > 1 else 1.0
+
+    def __str__(self) -> str:
+        chances = ", ".join(f"{rarity:,} with {self.found(rarity):.2g}" for rarity in RARITIES)
+        return (
+            f"noise was looked at in {self.calls} calls, steps 1 to {self.steps} of {self.claimed_steps} "
+            f"({self.share:.0%} of the run); no noise at one call in {chances} probability is found"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        found = {f"found_at_one_call_in_{rarity}": self.found(rarity) for rarity in RARITIES}
+        return asdict(self) | {"share_of_run": self.share} | found
