@@ -23,15 +23,26 @@ CAUGHT_BY = {
     "realised_batch_divisor": {"neighbours", "batch size"},
     "mean_before_clipping": {"linear map", "neighbours", "batch size", "canaries, one step"},
     "shuffling_as_poisson": {"sampling", "canaries, many steps"},
-    "small_noise": {"linear map", "noise law", "canaries, one step"},
+    "small_noise": {"linear map", "noise law", "noise, every call", "canaries, one step"},
+    "divisor_at_least_the_batch": {"neighbours", "batch size"},
+    "batch_cut_off": {"neighbours", "batch size"},
+    "microbatch_clipping": {"neighbours", "batch size"},
+    "no_noise_for_large_batches": {"batch size"},
+    "less_noise_on_large_sums": {"batch size"},
+    "clipping_to_the_median": {"neighbours", "batch size"},
+    "no_noise_at_every_1000th_call": {"noise, every call"},
+    "no_noise_at_the_first_call": {"noise, every call"},
+    "same_seed_every_epoch": {"noise, every call"},
+    "fading_noise": {"noise, every call"},
+    "growing_clip": {"neighbours, over a run"},
+    "record_given_twice": {"neighbours, over a run"},
 }
-LIGHT = audit.Effort(1, canary_blocks=2, per_block=8, scores=400, run_scores=16, steps=10, noise_steps=8)
+LIGHT = audit.Effort(1, canary_blocks=2, per_block=8, scores=400, run_scores=16, steps=10, noise_steps=8, calls=60)
 
 
 def test_every_double_has_its_expectations():
-    assert (
-        set(CAUGHT_BY) == set(doubles.DOUBLES) == {m.__name__ for m in broken_mechanisms.ALL} | {"shuffling_as_poisson"}
-    )
+    mechanisms = {m.__name__ for m in (*broken_mechanisms.ALL, *broken_mechanisms.BY_CALL)}
+    assert set(CAUGHT_BY) == set(doubles.DOUBLES) == mechanisms | {"shuffling_as_poisson", "record_given_twice"}
 
 
 @pytest.mark.parametrize("double", CAUGHT_BY)
@@ -57,7 +68,7 @@ def test_the_sound_mechanism_is_accused_no_more_often_than_stated():
 def test_the_real_training_step_passes_a_fast_audit():
     """Convolution, block-circulant and dense layers, filtered, with the noise of a private run."""
     target = small.target(seed=None, spectral=SpectralConfig(conv_ratio=0.5, linear_ratio=0.5))
-    effort = audit.Effort(1, canary_blocks=4, per_block=4, scores=600, run_scores=20, steps=20, noise_steps=8)
+    effort = audit.Effort(1, canary_blocks=4, per_block=4, scores=600, run_scores=20, steps=20, noise_steps=8, calls=40)
     report = audit.audit(target, effort=effort, confidence=1 - 1e-4)
     assert report.ok, report.violations
     assert all(v.ok for v in report.verdicts)
@@ -75,7 +86,9 @@ def test_the_real_training_step_passes_a_fast_audit():
 )
 def test_the_real_training_step_is_accused_no_more_often_than_stated(options):
     torch.set_num_threads(1)
-    effort = audit.Effort(1, canary_blocks=8, per_block=8, scores=2000, run_scores=60, steps=40, noise_steps=20)
+    effort = audit.Effort(
+        1, canary_blocks=8, per_block=8, scores=2000, run_scores=60, steps=40, noise_steps=20, calls=80
+    )
     accused = [
         seed
         for seed in range(50)

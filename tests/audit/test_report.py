@@ -10,6 +10,7 @@ from rich.console import Console
 
 from spectral_dp import audit
 from spectral_dp.audit import figure
+from spectral_dp.audit.coverage import Coverage
 from spectral_dp.audit.report import Report, Verdict
 
 HOLDS = Verdict("noise law", "ten numbers", "p-value", 0.01, 0.4, "at least", 0.99, True, 0.5)
@@ -55,9 +56,16 @@ def test_table():
     assert "no violation found" in text(Report("x", CLAIM, (HOLDS,)))
 
 
+def test_coverage_is_stated():
+    report = Report("x", CLAIM, (HOLDS,), coverage=Coverage(1000, 1000, 4000))
+    assert "steps 1 to 1000 of 4000 (25% of the run)" in " ".join(text(report).split())
+    assert report.to_json()["coverage"]["calls"] == 1000
+    assert Report("x", CLAIM, (HOLDS,)).to_json()["coverage"] is None
+
+
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_picture(relation, tmp_path):
-    effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=200, run_scores=1, steps=1, noise_steps=4)
+    effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=200, run_scores=1, steps=1, noise_steps=4, calls=40)
     claim = audit.Claim(1.3, 0.7, 4, sample_rate=0.5, relation=relation)
     report = audit.audit(doubles.target(doubles.sound, claim=claim), effort=effort, seed=0)
     figure.draw(report, tmp_path / "a.png")

@@ -133,7 +133,9 @@ class TestOpacus:
         return audit.OpacusTarget(model, small.CLAIM, input_shape=small.SHAPE)
 
     def test_the_control_passes_every_audit(self, target):
-        effort = audit.Effort(2, canary_blocks=6, per_block=4, scores=1000, run_scores=100, steps=10, noise_steps=10)
+        effort = audit.Effort(
+            2, canary_blocks=6, per_block=4, scores=1000, run_scores=100, steps=10, noise_steps=10, calls=40
+        )
         report = audit.audit(target, effort=effort, confidence=0.999, seed=0)
         assert report.ok, report.violations
         (not_made,) = (v for v in report.verdicts if v.ok is None)
@@ -186,11 +188,13 @@ class TestFunctions:
 
         target = audit.FunctionTarget(release, audit.Claim(1.0, sample_rate=0.2, steps=5), dimension=8, returns="sum")
         assert not target.controls_noise
-        effort = audit.Effort(2, canary_blocks=2, per_block=8, scores=400, run_scores=50, steps=5, noise_steps=20)
+        effort = audit.Effort(
+            2, canary_blocks=2, per_block=8, scores=400, run_scores=50, steps=5, noise_steps=20, calls=40
+        )
         report = audit.audit(target, effort=effort, confidence=0.999, seed=0)
         assert report.ok, report.violations
         left_out = {v.audit for v in report.verdicts if v.ok is None}
-        assert left_out == {"linear map", "neighbours", "batch size", "sampling"}
+        assert left_out == {"linear map", "neighbours", "batch size", "neighbours, over a run", "sampling"}
 
     @pytest.mark.parametrize(
         ("path", "message"),

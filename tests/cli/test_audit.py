@@ -34,7 +34,7 @@ def tiny(input_shape, classes):
 def _light(monkeypatch):
     """The command as it is, looking at less, and at a network for digits of 8 x 8 pixels."""
     monkeypatch.setitem(registry._REGISTRY, "tiny", registry.Entry(tiny))
-    light = Effort(1, canary_blocks=2, per_block=8, scores=600, run_scores=20, steps=6, noise_steps=6)
+    light = Effort(1, canary_blocks=2, per_block=8, scores=600, run_scores=20, steps=6, noise_steps=6, calls=40)
     monkeypatch.setattr("spectral_dp.audit.FAST", light)
 
 
@@ -56,8 +56,11 @@ def test_a_sound_function_passes(mine, tmp_path):
     assert result.exit_code == 0, result.output
     for words in ("linear map", "canaries, one step", "no violation found", "mine.py:release"):
         assert words in result.stdout
+    assert "noise was looked at in 41 calls, steps 1 to 10 of 10 (100% of the run)" in result.stdout
     assert "done" in result.stderr, "progress goes to stderr"
-    assert json.loads((tmp_path / "a.json").read_text())["ok"] is True
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written["ok"] is True
+    assert written["coverage"]["share_of_run"] == 1
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 

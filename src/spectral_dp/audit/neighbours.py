@@ -141,7 +141,7 @@ def _batch_size(
         dry = Script()
         target.release([target.null()] * len(largest.records), dry)
         draws = torch.randn(dry.drawn, generator=generator)
-        reference = target.release([target.null()] * len(largest.records), Script(draws))
+        reference = target.release([target.null()] * 2, Script(draws))
         origin = target.release([], Script())
         alone = [target.release([mate], Script()) - origin for mate in mates]
         found: dict[str, tuple[float, int]] = {}

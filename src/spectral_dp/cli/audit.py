@@ -33,7 +33,13 @@ def audit(
         str,
         typer.Option(help="What to audit: 'spectral', 'opacus' (the control), or a function of yours, FILE.py:NAME."),
     ] = "spectral",
-    full: Annotated[bool, typer.Option("--full/--fast", help="Up to half an hour, or below a minute.")] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full/--fast",
+            help="Every step of the run, in up to half an hour; or its first 1000 steps, in below a minute.",
+        ),
+    ] = False,
     confidence: Annotated[
         float, typer.Option(min=0.75, max=0.999999, help="That a sound mechanism is not accused, all audits together.")
     ] = 0.99,
