@@ -102,7 +102,7 @@ def test_the_very_first_call_is_looked_at():
     report = audit.audit(doubles.DOUBLES["no_noise_at_the_first_call"](0), effort=doubles.EFFORT, seed=0)
     (violation,) = report.violations
     assert violation.audit == "noise, every call"
-    assert "call 1 " in violation.note
+    assert "at call 1 " in violation.note
 
 
 def test_full_covers_every_step_of_the_run():

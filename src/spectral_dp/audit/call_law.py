@@ -88,10 +88,7 @@ def _scale(energies: _Array, widths: NDArray[np.int64]) -> tuple[float, str]:
         looks += p_values.size
         k = int(p_values.min(1).argmin())
         if (p := float(p_values[k].min())) < least:
-            least, where = (
-                p,
-                f"call {lasts[k]}" if stretch == 1 else f"the noise of calls {starts[k] + 1} to {lasts[k]}",
-            )
+            least, where = p, f"call {lasts[k]}" if stretch == 1 else f"calls {starts[k] + 1} to {lasts[k]}"
         if len(starts) == 1:
             break
     return min(1.0, least * looks), where

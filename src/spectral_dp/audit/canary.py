@@ -42,7 +42,7 @@ FEWEST_SCORES = 24
 
 
 class Canary(NamedTuple):
-    """A record made to be noticed, and where."""
+    """A record made to be noticed; where; and how far it moves the release there, alone."""
 
     layer: str
     kind: Kind
@@ -50,6 +50,7 @@ class Canary(NamedTuple):
     opposite: Record
     support: Tensor
     weights: Tensor
+    length: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +60,10 @@ class Flock:
     Attributes:
         canaries: The canaries.
         directions: ``(m, d)``, sparse: the unit vector along which each is looked for.
-        lengths: ``(m,)``: how far each, alone, moves the release in its direction.
     """
 
     canaries: tuple[Canary, ...]
     directions: sparse.csr_matrix
-    lengths: NDArray[np.float64]
 
     def scores(self, release: Tensor) -> NDArray[np.float64]:
         """The release along every canary's direction, ``(m,)``."""
@@ -292,16 +291,16 @@ def _flock(target: Target, canaries: list[Canary], noise: NoiseMap | None) -> Fl
     least = 0.05 * target.claim.max_grad_norm
     in_block: dict[int, list[Canary]] = {}
     for canary in canaries:
-        if float(canary.weights.norm()) > least:
-            in_block.setdefault(int(canary.support[0]), []).append(canary)
+        if (length := float(canary.weights.norm())) > least:
+            unit = canary._replace(weights=canary.weights / length, length=length)
+            in_block.setdefault(int(canary.support[0]), []).append(unit)
     kept = [canary for members in in_block.values() for canary in _independent(members, noise)]
-    lengths = np.array([float(c.weights.norm()) for c in kept])
     rows = np.repeat(np.arange(len(kept)), [len(c.support) for c in kept])
     columns = torch.cat([c.support for c in kept]).numpy() if kept else rows
-    values = torch.cat([c.weights / c.weights.norm() for c in kept]).numpy() if kept else rows
+    values = torch.cat([c.weights for c in kept]).numpy() if kept else rows
     matrix = sparse.csr_matrix((values, (rows, columns)), shape=(len(kept), target.size))
     matrix.eliminate_zeros()
-    return Flock(tuple(kept), matrix, lengths)
+    return Flock(tuple(kept), matrix)
 
 
 def _independent(members: list[Canary], noise: NoiseMap | None) -> list[Canary]:

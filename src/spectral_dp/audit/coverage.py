@@ -36,13 +36,20 @@ class Coverage:
         return -math.expm1(self.calls * math.log1p(-1 / rarity)) if rarity > 1 else 1.0
 
     def __str__(self) -> str:
-        chances = ", ".join(f"{rarity:,} with {self.found(rarity):.2g}" for rarity in RARITIES)
+        chances = ", at one in ".join(
+            f"{rarity:,} with probability {_rounded(self.found(rarity))}" for rarity in RARITIES
+        )
         return (
             f"noise was looked at in {self.calls} calls, steps 1 to {self.steps} of {self.claimed_steps} "
-            f"({self.share:.0%} of the run); no noise at one call in {chances} probability is found"
+            f"({math.floor(100 * self.share)}% of the run); found is a release without noise at one call in {chances}"
         )
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
         found = {f"found_at_one_call_in_{rarity}": self.found(rarity) for rarity in RARITIES}
         return asdict(self) | {"share_of_run": self.share} | found
+
+
+def _rounded(probability: float) -> str:
+    """Never rounded up to certainty."""
+    return "above 0.99" if probability > 0.99 else f"{probability:.2g}"

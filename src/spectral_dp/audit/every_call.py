@@ -27,8 +27,8 @@ from spectral_dp.audit.released_noise import noise_of_parameters
 from spectral_dp.audit.report import Verdict, timed
 from spectral_dp.audit.target import LONG, Output, Record, Target
 
-#: Records in a batch of the run, about; and the most in its data set.
-BATCH, MOST_RECORDS = 4, 1 << 14
+#: Records in a batch of the run, about, so that some are empty; and the most in its data set.
+BATCH, MOST_RECORDS = 1, 1 << 14
 
 #: Numbers of every call that are kept to compare calls with each other; shared among the parameters.
 COMPARED = 256

@@ -34,7 +34,7 @@ _FINDINGS = {
     "neighbouring coordinates": "coordinates are correlated with their neighbours",
     "two coordinates": "two coordinates share noise",
     "two blocks": "two blocks share noise",
-    "scale of a call": "{where} has another deviation than claimed",
+    "scale of a call": "another deviation than claimed at {where}",
     "silence": "a parameter has a call without any noise",
     "zeros in a call": "a call has numbers without noise",
     "calls at one distance": "calls that are some distance apart share noise",

@@ -60,6 +60,11 @@ class Part:
         values, axes = torch.linalg.eigh(self.maps @ self.maps.mT)
         return values.clamp(min=0).sqrt(), axes
 
+    @cached_property
+    def inverse(self) -> Tensor:
+        """Pseudo-inverse of the maps, ``(1 or L, M, k)``: back from the noise of a block to its draws."""
+        return torch.linalg.pinv(self.maps)
+
     def along_axes(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Deviations of the noise and coordinates of ``y``, both ``(L, k)``, along the axes of the noise."""
         deviations, axes = self.eigen

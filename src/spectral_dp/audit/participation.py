@@ -44,10 +44,11 @@ def _contributions(scores: NDArray[np.float64], flock: Flock, target: Target, se
     judged = np.array([bool(steady[canary.support].all()) for canary in flock.canaries])
     if not judged.any():
         return Verdict.left_out(name, "filters change with the step, and what a record contributes with them")
-    crosstalk = np.abs(flock.directions @ flock.directions.T @ np.diag(flock.lengths))  # (m, m)
-    excess = (scores / crosstalk.sum(1))[:, judged]  # others of the step may add to its score, but no more than that
-    step = int(excess.max(1).argmax())
-    most, (steps, canaries) = float(excess.max()), excess.shape
+    lengths = np.array([canary.length for canary in flock.canaries])
+    at_most = abs(flock.directions @ flock.directions.T) @ lengths  # others in the step may add to a canary's score
+    shares = (scores / at_most)[:, judged]
+    step = int(shares.max(1).argmax())
+    most, (steps, canaries) = float(shares.max()), shares.shape
     return Verdict(
         audit=name,
         tested=f"{canaries} records, steps 1 to {steps} (claimed {target.claim.steps})",

@@ -82,7 +82,7 @@ def _undo(part: Part, release: Tensor, output: Output, floor: float) -> Tensor:
         along, deviations = release[part.start : part.stop, None], lengths
     elif part.maps.shape[2] <= part.maps.shape[1] and bool((lengths > floor).all()):
         blocks = release[part.start : part.stop].view(part.count, -1, 1)
-        drawn = torch.linalg.pinv(part.maps) @ blocks
+        drawn = part.inverse @ blocks
         along, deviations = drawn.squeeze(2) * lengths, lengths
     else:
         deviations, along = part.along_axes(release)

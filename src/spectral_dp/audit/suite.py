@@ -53,7 +53,7 @@ class Effort:
         noise_steps: Releases whose noise is tested number by number.
         calls: Releases whose noise is tested each by itself, at least: the first steps of a run, which are all that
             are claimed if ``steps`` allows.
-        thorough: Whether every hostile record is tried at every place of every large batch.
+        thorough: Whether every hostile record is tried at every place of every batch.
     """
 
     blocks: int

@@ -203,9 +203,9 @@ class Target(ABC):
     def ordinary(self, count: int, generator: torch.Generator) -> list[Record]:
         """Records as data would give them."""
 
-    @abstractmethod
     def mates(self, generator: torch.Generator) -> list[Record]:
-        """Four records to fill large batches with, cheap to release: by turns far too long, and of ``SHORT`` bounds."""
+        """A few records to fill large batches with: best cheap to release, and by turns far too long and ``SHORT``."""
+        return self.ordinary(4, generator)
 
     @abstractmethod
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
