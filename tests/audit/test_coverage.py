@@ -10,7 +10,7 @@ def test_shares_and_words():
     coverage = Coverage(calls=1001, steps=1000, claimed_steps=4000)
     assert coverage.share == 0.25
     assert "1001 calls, steps 1 to 1000 of 4000 (25% of the run)" in str(coverage)
-    assert "one call in 100 with probability above 0.99, at one in 1,000 with probability 0.63" in str(coverage)
+    assert "at one call in 100 is found with probability above 0.99, at one in 1,000 with 0.63" in str(coverage)
     assert "(99% of the run)" in str(Coverage(1, 1999, 2000)), "what is not all is not called all"
     values = coverage.to_json()
     assert values["share_of_run"] == 0.25

@@ -36,12 +36,12 @@ class Coverage:
         return -math.expm1(self.calls * math.log1p(-1 / rarity)) if rarity > 1 else 1.0
 
     def __str__(self) -> str:
-        chances = ", at one in ".join(
-            f"{rarity:,} with probability {_rounded(self.found(rarity))}" for rarity in RARITIES
-        )
+        first, *others = RARITIES
+        chances = f"at one call in {first:,} is found with probability {_rounded(self.found(first))}"
+        chances += "".join(f", at one in {rarity:,} with {_rounded(self.found(rarity))}" for rarity in others)
         return (
             f"noise was looked at in {self.calls} calls, steps 1 to {self.steps} of {self.claimed_steps} "
-            f"({math.floor(100 * self.share)}% of the run); found is a release without noise at one call in {chances}"
+            f"({math.floor(100 * self.share)}% of the run); a release without noise {chances}"
         )
 
     def to_json(self) -> dict[str, Any]:
