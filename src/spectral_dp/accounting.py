@@ -1,12 +1,13 @@
 """Privacy accounting: what training spends, and the noise or the steps that fit a budget.
 
 One step: every record joins the batch independently with probability ``q`` (Poisson sampling), the clipped
-contributions are summed, and Gaussian noise of deviation ``σ * sensitivity(relation)`` is added. ``dp_accounting`` does
-the composing.
+contributions are summed, and Gaussian noise of deviation ``σ * sensitivity(relation)`` is added. What steps spend
+together is computed in ``privacy_loss.py``, and tested against ``dp_accounting``.
 
 Formal guarantee. If every step ran as above, with the ``noise_multiplier`` σ and ``sample_rate`` q given here, all
 releases together are ``(ε, δ)``-DP for neighbours under ``relation``, also when a query depends on earlier releases.
-Each number returned is an *upper* bound on what is spent, and every calibration ends on the private side.
+Each number returned is an *upper* bound on what is spent (infinity is one), it does not fall when steps are added, and
+every calibration ends on the private side.
 
 - Add or remove one, sensitivity C, s = σC: the pair (1-q) N(0, s²) + q N(C, s²) and N(0, s²), in both orders,
   dominates one step, and dominating pairs compose (Zhu, Dong & Wang 2022, Thms. 11 and 10).

@@ -1,0 +1,155 @@
+"""Discretised privacy losses: one step, many equal steps, several kinds of steps, and the epsilon they allow.
+
+A loss lives on a grid of points ``i * interval``. All functions err on the private side, and they err *monotonically*:
+what dominates before an operation dominates after it (up to rounding errors, see ``ROUNDING``). Three facts make it so.
+
+- "Connect the dots" (Doroshenko et al. 2022) replaces the divergence, a convex function of e^ε, by its chords. Chords
+  lie above the function; the chords of a larger function are larger; and chords over every second dot lie above those
+  over every dot. Intervals are powers of two, so that of two grids the coarser is part of the finer.
+- The sum of independent losses that dominate dominates. A step more is a sum with one more loss.
+- What leaves the grid on the left counts as its lowest point, on the right as infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.signal import fftconvolve, lfilter
+from scipy.special import logsumexp
+
+ROUNDING = 1e-15  # a sum of T losses, formed by a Fourier transform, errs by about T times this in probability
+_TAIL = 1e-15  # probability that may leave the grid in one operation
+_TINY = 1e-30  # no smaller masses: numbers that underflow are slow
+_LARGE = 700.0  # e to this power is still a number
+
+Vector = NDArray[np.float64]
+Divergence = Callable[[Vector], Vector]
+
+
+class Losses(NamedTuple):
+    """A discretised privacy loss: ``masses[i]`` at ``(low + i) * interval``, and ``infinite`` at infinity."""
+
+    interval: float
+    low: int
+    masses: Vector
+    infinite: float
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least epsilon >= 0 whose divergence is at most ``delta``; infinity if there is none."""
+        if self.infinite > delta:
+            return math.inf
+        first, above, excess = self._divergences()
+        over = np.flatnonzero(self.infinite + excess > delta)
+        index = int(over[-1]) if over.size else 0
+        kept, gap = float(above[index] - excess[index]), self.infinite + float(excess[index]) - delta
+        # From one point to the next the divergence is linear in e^ε: its slope is -kept, and it must fall by the gap.
+        if kept + gap <= 0:
+            return 0.0
+        beyond = math.log1p(gap / kept) if kept > 0 else self.interval
+        return max(0.0, (first + index) * self.interval + min(beyond, self.interval))
+
+    def delta(self, epsilon: float) -> float:
+        """Returns the divergence at ``epsilon >= 0``."""
+        first, above, excess = self._divergences()
+        index = min(max(math.floor(epsilon / self.interval) - first, 0), len(above) - 1)
+        beyond = min(epsilon - (first + index) * self.interval, self.interval)
+        if beyond == self.interval:  # at or above the last point
+            return self.infinite
+        rest = float(excess[index]) - math.expm1(min(beyond, _LARGE)) * float(above[index] - excess[index])
+        return min(1.0, self.infinite + max(rest, 0.0))
+
+    def _divergences(self) -> tuple[int, Vector, Vector]:
+        """Returns the number of the first point, and for it and all above it the mass beyond and the divergence.
+
+        The first point is the last one, from zero on, below all positive losses. The divergence
+        D(i) = Σ_{j>i} p_j (1 - e^{l_i - l_j}) obeys D(i) = e^-h D(i+1) + (1 - e^-h) beyond(i): a sum of positive terms,
+        which can neither cancel nor overflow.
+        """
+        first = max(self.low - 1, 0)
+        positive = self.masses[first + 1 - self.low :]
+        beyond = np.cumsum(positive[::-1]) if positive.size else np.zeros(1)
+        excess = lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], beyond)
+        return first, beyond[::-1], excess[::-1]
+
+
+def discretised(divergence: Divergence, reverse: Divergence, lowest: float, highest: float, interval: float) -> Losses:
+    """Returns the loss of a pair of distributions on a grid: its divergence connects the dots of theirs.
+
+    Between two dots a chord is linear in e^ε, so a dot's mass is the kink between its two chords:
+    (δ(i+1) - δ(i)) / (e^h - 1) + (δ(i-1) - δ(i)) / (1 - e^-h). At negative ε nearly all of δ is 1 - e^ε, which has no
+    kink but large rounding errors. There the kinks of δ(ε) - (1 - e^ε) = e^ε reverse(-ε) are the same, and small.
+
+    Args:
+        divergence: The hockey-stick divergence of the pair, at epsilons from 0 on.
+        reverse: That of the pair in the other order.
+        lowest: Negative; losses below count as this one.
+        highest: Positive; losses above count as infinite.
+        interval: Of the grid.
+    """
+    low, high = math.floor(lowest / interval), math.ceil(highest / interval)
+    up, down = math.expm1(min(interval, _LARGE)), -math.expm1(-interval)
+    deltas = divergence(interval * np.arange(high + 1, dtype=np.float64))
+    below = interval * np.arange(low, 1, dtype=np.float64)
+    rests = np.append(np.exp(below) * reverse(-below), deltas[1] + up)
+    positive = np.append(np.diff(deltas[1:]), 0.0) / up - np.diff(deltas) / down
+    others = np.diff(rests) / up - np.diff(rests, prepend=0.0)[:-1] / down
+    others[0] = (rests[1] - rests[0]) / up - rests[0]  # all that lies below, too
+    masses = np.maximum(np.concatenate([others, positive]), _TINY)
+    return Losses(interval, low, masses, max(float(deltas[-1]), _TINY))
+
+
+def repeated(losses: Losses, times: int) -> Losses:
+    """Returns the sum of ``times`` independent copies."""
+    if times == 1:
+        return losses
+    points = np.arange(len(losses.masses))
+    variance = float((points - points @ losses.masses) ** 2 @ losses.masses)
+    deviation = math.sqrt(max(variance, 1e-6))
+    # Chernoff bounds say where the sum lies. Any orders are valid; good are a Gaussian's, and one for rare losses.
+    doubtful = math.log(2 / _TAIL)
+    good = np.array([math.sqrt(2 * doubtful / times) / deviation, doubtful / len(points)])
+    orders = np.outer([-4, -1, -0.25, 0.25, 1, 4], good).ravel()
+    bounds = (times * logsumexp(np.outer(orders, points), axis=1, b=losses.masses) + doubtful) / orders
+    start = max(math.floor(bounds[orders < 0].max()), 0)
+    end = min(math.ceil(bounds[orders > 0].min()), (len(points) - 1) * times)
+    size = next_fast_len(max(end - start + 1, len(points)), real=True)
+    wrapped = irfft(rfft(losses.masses, size) ** times, size)
+    masses = np.roll(wrapped, -start)[: end - start + 1]
+    infinite = _TAIL - math.expm1(times * math.log1p(-min(losses.infinite, 1 - 1e-16)))
+    return _trimmed(losses.interval, losses.low * times + start, masses, infinite)
+
+
+def summed(one: Losses, other: Losses) -> Losses:
+    """Returns the sum of two independent losses on the same grid."""
+    assert one.interval == other.interval
+    infinite = one.infinite + other.infinite - one.infinite * other.infinite
+    return _trimmed(one.interval, one.low + other.low, fftconvolve(one.masses, other.masses), infinite)
+
+
+def coarser(losses: Losses, interval: float) -> Losses:
+    """Returns the loss on a grid that is part of its own: each mass is split so that the chords stay connected."""
+    ratio = round(interval / losses.interval)
+    if ratio == 1:
+        return losses
+    low = losses.low // ratio
+    cells, offsets = np.divmod(np.arange(len(losses.masses)) + (losses.low - low * ratio), ratio)
+    share = np.expm1(-offsets * losses.interval) / math.expm1(-interval)
+    masses = np.zeros(cells[-1] + 2)
+    masses[:-1] = np.bincount(cells, (1 - share) * losses.masses)
+    masses[1:] += np.bincount(cells, share * losses.masses)
+    return Losses(interval, low, masses, losses.infinite)
+
+
+def _trimmed(interval: float, low: int, masses: Vector, infinite: float) -> Losses:
+    """Returns the loss without its tails, and without the negative masses that rounding errors leave."""
+    masses = np.maximum(masses, 0.0)
+    start = min(int(np.searchsorted(np.cumsum(masses), _TAIL)), len(masses) - 1)
+    end = max(len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _TAIL)), start + 1)
+    kept = masses[start:end].copy()
+    kept[0] += masses[:start].sum()
+    return Losses(interval, low + start, kept, min(infinite + float(masses[end:].sum()), 1.0))
