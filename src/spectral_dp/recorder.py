@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -101,8 +102,9 @@ class Recorder:
             return None if recorder is None else recorder._after(module, args, kwargs, kwargs_and_output[-1])
 
         self._handles = [
-            register_module_forward_pre_hook(before),
-            register_module_forward_hook(after, with_kwargs=True, always_call=True),
+            # As they are: torch.compile would trace them with the module, and cannot.
+            register_module_forward_pre_hook(_disable_dynamo(before)),
+            register_module_forward_hook(_disable_dynamo(after), with_kwargs=True, always_call=True),
         ]
         self._finalizer = weakref.finalize(self, _remove_all, self._handles)
 

@@ -1,5 +1,6 @@
 """The per-sample gradients of whole models: sharing, reuse, fallback, hostile samples, memory, Opacus as an oracle."""
 
+import copy
 import functools
 import gc
 import warnings
@@ -717,3 +718,23 @@ def test_agrees_with_opacus(make, shape):
     samples = {n: p.grad_sample for n, p in theirs.named_parameters()}
     samples = {n: functools.reduce(torch.add, g) if isinstance(g, list) else g for n, g in samples.items()}
     assert relative_error(norms, norm_of(samples)) < TOLERANCE
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@pytest.mark.parametrize("part", [0, 1, None], ids=["a layer", "some layers", "the model"])
+def test_compiled_modules(part):
+    """The hooks are not traced with the module, which torch.compile cannot do. (Its backend is not needed for that.)"""
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Linear(6, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    ).double()
+    x, plain = torch.randn(4, 6).double(), copy.deepcopy(layers)
+    if part is None:
+        model = torch.compile(layers, backend="eager")
+    else:
+        layers[part] = torch.compile(layers[part], backend="eager")
+        model = layers
+    gradients, batch, dA = run(model, x)
+    gradients.remove()
+    expected = sample_gradients(plain, (x,), dA)
+    assert relative_error(batch.squared_norms().sum(0), norm_of(expected)) < TOLERANCE

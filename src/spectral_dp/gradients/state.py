@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_map
 
@@ -47,8 +48,9 @@ class StateGuard:
                 guard._leave(module)
 
         handles = [
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
+            # As they are: torch.compile would trace them with the module, and cannot.
+            register_module_forward_pre_hook(_disable_dynamo(enter)),
+            register_module_forward_hook(_disable_dynamo(leave), always_call=True),
         ]
         self.remove = weakref.finalize(self, _remove_all, handles)
 
