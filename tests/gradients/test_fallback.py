@@ -362,3 +362,40 @@ def test_messages_do_not_tell_the_realised_batch_size():
         run(nn.Sequential(Second()), torch.randn(7, 6))
     assert "7" not in str(error.value)
     assert error.value.__cause__ is None
+
+
+class TestInputsThatAreChangedInPlace:
+    """The gradients are formed in the middle of a backward pass, which still needs what the module changes."""
+
+    class Rectified(Own):
+        def forward(self, x):
+            return torch.exp(torch.relu_(x) * self.weight)
+
+    def test_what_the_backward_pass_needs_is_left_alone(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), self.Rectified(), nn.Linear(6, 6)).double()
+        check(model, rows())
+
+    def test_control_without_a_copy_autograd_notices(self, monkeypatch):
+        monkeypatch.setattr(rerun_module, "_prepared", lambda value, dtype: value.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            self.test_what_the_backward_pass_needs_is_left_alone()
+
+
+class TestConvolutionsThatShareTheirKernel:
+    """A rule has the taps of a kernel in one dimension, a fallback in two."""
+
+    class Shifted(Own):
+        def __init__(self, convolution):
+            super().__init__()
+            self.convolution = convolution
+
+        def forward(self, x):
+            return self.convolution(x + self.weight)
+
+    @pytest.mark.parametrize("taps", [1, 3])
+    def test_gradients_are_added_tap_by_tap(self, taps):
+        torch.manual_seed(0)
+        first, second = (nn.Conv2d(4, 4, taps, padding=taps // 2) for _ in range(2))
+        second.weight = first.weight
+        check(nn.Sequential(first, nn.Tanh(), self.Shifted(second)).double(), torch.randn(4, 4, 6, 6).double())

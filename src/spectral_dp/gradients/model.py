@@ -315,6 +315,8 @@ class RecordedBatch:
                     raise ValueError("layers that share a filtered weight must see inputs of one size")
                 for name, value in _complete(rule, rule.per_sample(x, dA)).items():
                     parameter = rule.parameter(name)
+                    if rule.gains is None:  # a convolution has its taps in one dimension, a fallback that shares it not
+                        value = value.reshape(len(value), *parameter.shape)
                     total[parameter] = (use, name, total[parameter][2] + value if parameter in total else value)
             self._formed[i] = total
         return self._formed[i]

@@ -131,9 +131,10 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
 
 
 def _prepared(value: Any, dtype: torch.dtype) -> Any:
+    """A copy: the module may change it in place, and the backward pass that is under way still needs the original."""
     if not isinstance(value, Tensor):
         return value
-    return value.detach().to(dtype) if value.is_floating_point() else value.detach()
+    return value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
 
 
 def _copies(state: State) -> State:
