@@ -8,11 +8,11 @@ from test_model import Reused
 from torch import nn
 
 from spectral_dp.clipping import clip_factors
-from spectral_dp.filters import Identity, LowPass, PaperBand
+from spectral_dp.filters import Identity, LowPass, PaperBand, Shaped
 from spectral_dp.gradients import ModelGradients, Spectral, conv_norms
 from spectral_dp.gradients import norms as norms_module
 from spectral_dp.gradients.conv import KernelConvRule
-from spectral_dp.gradients.rule import find_rule
+from spectral_dp.gradients.rule import Formed, find_rule
 from spectral_dp.layers import BlockCirculantLinear
 
 C = 0.7
@@ -443,3 +443,150 @@ def test_norms_of_large_kernels_are_not_underestimated(monkeypatch):
     formed, stub = rule.condense(torch.rand(1, 512, 4, 4) + 1, torch.rand(1, 512, 4, 4) + 1)
     exact = formed.gradients["weight"].double().flatten(1).square().sum(1)
     torch.testing.assert_close(rule.squared_norms(formed, stub).double(), exact, rtol=1e-6, atol=0)
+
+
+TOKENS = [
+    pytest.param(lambda: nn.Linear(5, 1), 1000, id="dense"),
+    pytest.param(lambda: nn.Linear(5, 4), 64, id="dense, several"),
+    pytest.param(lambda: BlockCirculantLinear(64, 64, 64), 64, id="blocks"),
+]
+
+
+def moved_by_cancelling_tokens(make, tokens):
+    """How far a record moves the sums beside one that is left out. Its input is zero, its output gradients cancel.
+
+    Where a record is left out, the others are copied, and the tokens of their biases added up in another order.
+    """
+    worst = 0.0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        layer = make()
+        x = torch.zeros(3, tokens, layer.in_features)
+        x[2] = math.nan
+        dA = torch.randn(3, tokens, layer.out_features, dtype=torch.float64) * 1e8
+        dA[0, -1] = -dA[0, :-1].sum(0)
+        gradients = ModelGradients(layer)
+        released = []
+        for rows in ([0, 1, 2], [1, 2]):
+            out, weights = (t.transpose(0, 1).contiguous() for t in (layer(x[rows]), dA[rows].float()))
+            (out * weights).sum().backward()
+            batch = gradients.take()
+            sums = batch.clipped_sums(clip_factors(batch.squared_norms().sum(0).sqrt(), C))
+            released.append(torch.cat([z.double().flatten() for z in sums.values()]))
+        gradients.remove()
+        worst = max(worst, float((released[0] - released[1]).norm()))
+    return worst
+
+
+@pytest.mark.parametrize(("make", "tokens"), TOKENS)
+def test_tokens_of_a_bias_that_cancel_are_bounded_in_any_order(make, tokens):
+    assert moved_by_cancelling_tokens(make, tokens) <= C
+
+
+def test_control_biases_added_up_in_one_order_only_are_caught(monkeypatch):
+    from spectral_dp.gradients import linear
+
+    monkeypatch.setattr(linear, "bias_norms", lambda dA: dA.sum(1).double().square().sum(1))
+    assert moved_by_cancelling_tokens(lambda: nn.Linear(5, 1), 1000) > 1.5 * C
+
+
+@pytest.mark.parametrize("support", ["kernel", "signal"])
+def test_positions_of_a_convolutions_bias_count_whatever_their_order(support, monkeypatch):
+    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+    layer = nn.Conv1d(2, 3, 1)
+    rule = find_rule(layer)(layer, Spectral(support=support))
+    dA = torch.randn(1, 3, 64) * 1e8
+    dA[..., 32:] = -dA[..., :32]
+    errors = 64 * torch.finfo(torch.float32).eps * dA.abs().sum(2).norm()
+    assert float(rule.squared_norms(torch.zeros(1, 2, 64), dA).sqrt()) >= float(errors)
+
+
+EQUAL = [
+    pytest.param(lambda: nn.Linear(65536, 8, bias=False), (2, 65536), (2, 8), id="dense"),
+    pytest.param(lambda: nn.Conv2d(8192, 8, 1, bias=False), (8192, 2, 2), (8, 2, 2), id="channels"),
+    pytest.param(lambda: nn.Conv2d(1, 64, 128, stride=128, bias=False), (1, 128, 128), (64, 1, 1), id="taps"),
+]
+
+
+def moved_by_equal_numbers(make, x_shape, dA_shape):
+    module = make()
+    rule = find_rule(module)(module, Spectral())
+    worst = 0.0
+    for value in (1.7586207389831543, 1.149999976158142, 1.4500000476837158):
+        x, dA = torch.full((1, *x_shape), value), torch.full((1, *dA_shape), 1.9712)
+        c = clip_factors(rule.squared_norms(x, dA).sqrt(), C)
+        worst = max(worst, float(rule.clipped_sum(x.double(), dA.double(), c)["weight"].double().norm()))
+    return worst
+
+
+@pytest.mark.parametrize(("make", "x_shape", "dA_shape"), EQUAL)
+def test_gram_matrices_of_equal_numbers_are_not_rounded_down(make, x_shape, dA_shape, monkeypatch):
+    """A small matrix product adds up one after the other: a record of one colour would count for more than C."""
+    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+    assert moved_by_equal_numbers(make, x_shape, dA_shape) <= C
+
+
+@pytest.mark.parametrize(("make", "x_shape", "dA_shape"), EQUAL)
+def test_control_gram_matrices_in_one_piece_are_caught(make, x_shape, dA_shape, monkeypatch):
+    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+    monkeypatch.setattr(norms_module, "PIECE", 1 << 30)
+    monkeypatch.setattr(conv_norms, "PIECE", 1)
+    assert moved_by_equal_numbers(make, x_shape, dA_shape) > C * (1 + 1e-5)
+
+
+def moved_through_a_filter(gain):
+    """How far a record counts that has all its power in the coordinate that is dropped."""
+    pre = torch.full((3, 3), gain)
+    pre[0, 0] = 0
+    layer = nn.Conv2d(32, 32, 3, bias=False)
+    rule = KernelConvRule(layer, Spectral(Shaped(pre)))
+    worst = 0.0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = (torch.randn(1, 32, 1, 1) * 1e3).expand(1, 32, 4, 4).contiguous()
+        dA = (torch.randn(1, 32, 1, 1) * 10).expand(1, 32, 2, 2).contiguous()
+        assert not isinstance(rule.condense(x, dA)[0], Formed)
+        worst = max(worst, contribution(rule, x, dA))
+    return worst
+
+
+@pytest.mark.parametrize("gain", [1.0, 1e2, 1e4, 1e6])
+def test_gains_lengthen_what_rounding_lets_through_the_filter(gain):
+    assert moved_through_a_filter(gain) <= C
+
+
+def test_control_errors_before_their_gain_are_caught(monkeypatch):
+    whole = conv_norms._with_leakage
+    monkeypatch.setattr(
+        conv_norms, "_with_leakage", lambda *args: whole(*args[:-1], args[-1] / args[-1].norm(dim=1).amax())
+    )
+    assert moved_through_a_filter(1e6) > 1.1 * C
+
+
+def test_errors_of_a_filtered_input_have_its_gains():
+    layer = nn.Linear(64, 2, bias=False)
+    x, dA = torch.ones(1, 64) * 1e6, torch.ones(1, 2)
+    norms = []
+    for gain in (1.0, 1e4):
+        pre = torch.full((8, 8), gain)
+        pre[0, 0] = 0
+        rule = find_rule(layer)(layer, Spectral(Shaped(pre), input_layout=(1, 8, 8)))
+        norms.append(float(rule.squared_norms(x, dA).sqrt()))
+    assert norms[1] > 0.9e4 * norms[0] > 0
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="a processor without the switch")
+def test_real_and_imaginary_parts_both_underflow():
+    """Where squares are flushed to zero, a spectrum of n complex numbers hides as much as 2 n real ones."""
+    pre = torch.zeros(8)
+    pre[1:3] = 1  # the first frequency, of which an impulse at 1 has equal real and imaginary parts
+    layer = nn.Conv1d(4, 4, 3, bias=False)
+    rule = find_rule(layer)(layer, Spectral(Shaped(pre), support="signal"))
+    x, dA = torch.zeros(1, 4, 8), torch.zeros(1, 4, 6)
+    x[..., 1], dA[..., 0] = 1.5e-19, 1e18
+    torch.set_flush_denormal(True)
+    try:
+        c = clip_factors(rule.squared_norms(x, dA).sqrt(), 0.1)
+        assert float(rule.clipped_sum(x, dA, c)["weight"].double().norm()) <= 0.1
+    finally:
+        torch.set_flush_denormal(False)

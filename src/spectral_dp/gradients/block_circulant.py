@@ -27,7 +27,7 @@ from torch import Tensor
 
 from spectral_dp.clipping import underflow
 from spectral_dp.gains import Gains
-from spectral_dp.gradients.norms import squared_lengths, squares, token_norms
+from spectral_dp.gradients.norms import bias_norms, squares, token_norms
 from spectral_dp.gradients.rule import (
     Formed,
     Rule,
@@ -98,7 +98,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         if self.trains("weight"):
             total = total + self._powers(x, dA) @ self._norm_weights.to(total)
         if self.trains("bias"):
-            total = total + squared_lengths(over_tokens(dA))
+            total = total + bias_norms(dA)
         return total
 
     def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:

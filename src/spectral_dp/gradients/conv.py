@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from spectral_dp.gradients import conv_norms
 from spectral_dp.gradients.conv_norms import ConvGeometry, explicitly_padded
 from spectral_dp.gradients.conv_signal import SignalConvRule
-from spectral_dp.gradients.norms import squared_lengths
+from spectral_dp.gradients.norms import bias_norms
 from spectral_dp.gradients.rule import Formed, Rule, Spectral, register
 
 
@@ -47,7 +47,7 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
             projection = self.projection(dA_plane, counted=True)
             total = total + conv_norms.gram_squared_norms(plane, dA_plane, geometry, projection)
         if self.trains("bias"):
-            total = total + squared_lengths(_over_positions(dA, self.dtype))
+            total = total + bias_norms(dA.to(self.dtype).flatten(2).mT)
         return total
 
     def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ Padding is zero padding; for any other kind pad x first and pass padding (0, 0).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_dp.clipping import underflow
-from spectral_dp.gradients.norms import rounded_up
+from spectral_dp.gradients.norms import PIECE, gram_matrices, rounded_up
 from spectral_dp.gradients.rule import in_chunks
 
 
@@ -89,8 +90,9 @@ def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projecti
     tap_numbers = geometry.kernel[0] * geometry.kernel[1] * x.shape[1] // groups
     positions = x.shape[2] * x.shape[3] if by_shifts else grad.shape[2] * grad.shape[3]
 
+    in_work = groups * 3 * positions**2 + (0 if by_shifts else (groups * PIECE + x.shape[1]) * positions)
     squared = []
-    for rows in in_chunks(len(x), groups * 3 * positions**2, x):
+    for rows in in_chunks(len(x), in_work, x):
         if by_shifts:
             tap_gram, grad_gram = _shifted_grams(x[rows], grad[rows], geometry)
         else:
@@ -100,18 +102,19 @@ def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projecti
         inner = rounded_up(inner, taps, outer, tap_numbers, grad.shape[1] // groups, from_gram=True)
         squared.append(inner.view(-1, groups).sum(1))
     total = torch.cat(squared)
-    return total if projection is None else _with_leakage(total, x, grad, geometry)
+    return total if projection is None else _with_leakage(total, x, grad, geometry, projection)
 
 
-def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeometry) -> Tensor:
+def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor) -> Tensor:
     """Adds what rounding lets through the filter: ulps of the whole gradient, of which the norm sees only what is kept.
 
     A sample with all its power in dropped coordinates would otherwise have a norm, and a sum clipped by it, of nothing
-    but rounding errors. The gradient is at most sqrt(K) |x| |grad| long.
+    but rounding errors. The gradient is at most sqrt(K) |x| |grad| long, and pre-gains lengthen its errors.
     """
     taps = geometry.kernel[0] * geometry.kernel[1]
     x_length, grad_length = (t.flatten(1).norm(dim=1) + underflow(t[0].numel(), t.dtype) for t in (x, grad))
-    longest = math.sqrt(taps) * x_length * grad_length
+    gain = torch.linalg.vector_norm(projection, dim=1).amax().clamp(min=1)
+    longest = gain * math.sqrt(taps) * x_length * grad_length
     return (squared.sqrt() + taps * torch.finfo(x.dtype).eps * longest).square()
 
 
@@ -145,10 +148,10 @@ def _shifted_grams(x: Tensor, grad: Tensor, geometry: ConvGeometry) -> tuple[Ten
     inner = _pad(x, geometry).reshape(len(x) * groups, x.shape[1] // groups, -1)
     outer = F.pad(grad, (0, width - w_out)) if width > w_out else grad
     outer = outer.reshape(len(grad) * groups, grad.shape[1] // groups, -1)[..., :length]
-    gram = torch.bmm(inner.transpose(1, 2), inner)
+    gram = gram_matrices(inner.mT)
     gram = _sum_diagonal_shifts(gram, kw, dw)
     gram = _sum_diagonal_shifts(gram, kh, dh * width)
-    return gram, torch.bmm(outer.transpose(1, 2), outer)
+    return gram, gram_matrices(outer.mT)
 
 
 def _sum_diagonal_shifts(gram: Tensor, count: int, step: int) -> Tensor:
@@ -170,10 +173,12 @@ def _filtered_grams(
     groups = geometry.groups
     outer = grad.reshape(len(grad) * groups, grad.shape[1] // groups, -1)
     gram = x.new_zeros(len(outer), outer.shape[2], outer.shape[2])
-    for filtered in _filtered_inputs(x, grad.shape[2:], geometry, projection):
-        inner = filtered.reshape(len(x) * groups, x.shape[1] // groups, -1)
-        gram.baddbmm_(inner.transpose(1, 2), inner)
-    return gram, torch.bmm(outer.transpose(1, 2), outer)
+    inputs = _filtered_inputs(x, grad.shape[2:], geometry, projection)
+    inners = (filtered.reshape(len(x) * groups, x.shape[1] // groups, -1) for filtered in inputs)
+    # Several in one product: to add them up one after the other loses more than the rounding guard in large kernels.
+    while some := list(itertools.islice(inners, max(1, PIECE * groups // x.shape[1]))):
+        gram += gram_matrices(torch.cat(some, dim=1).mT)
+    return gram, gram_matrices(outer.mT)
 
 
 def _filtered_inputs(

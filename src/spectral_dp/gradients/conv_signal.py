@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spectral_dp.gradients.conv_norms import explicitly_padded
-from spectral_dp.gradients.norms import outer_norms, squared_lengths, squares, transform_error
+from spectral_dp.gradients.norms import bias_norms, outer_norms, squares, transform_error
 from spectral_dp.gradients.rule import Rule, Spectral
 from spectral_dp.transforms import Fourier
 
@@ -75,11 +75,11 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
             planes = self._planes(x, dA)
             spectra = self._spectra(planes, counted=True)
             X, A = (self._lengths(*each) for each in zip(spectra, planes, strict=True))
-            n, m = (spectrum.shape[-1] for spectrum in spectra)
+            n, m = (2 * spectrum.shape[-1] for spectrum in spectra)  # squares, of real and imaginary parts
             power = outer_norms(X, A, n, m).double().square().sum(-1)  # over groups: (F, B)
             total = total + self._counted.weight.to(power) @ power
         if self.trains("bias"):
-            total = total + squared_lengths(self._biases(dA))
+            total = total + bias_norms(dA.to(self.dtype).flatten(2).mT)
         return total
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:

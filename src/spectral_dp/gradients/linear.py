@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.norms import squared_lengths, token_norms, transform_error
+from spectral_dp.gradients.norms import bias_norms, token_norms, transform_error
 from spectral_dp.gradients.rule import Rule, Spectral, as_tokens, merge_tokens, over_tokens, register, weigh
 
 
@@ -49,7 +49,7 @@ class LinearRule(Rule[nn.Linear]):
         if self.trains("weight"):
             total = total + token_norms(self._inputs(x, counted=True), dA, self._input_errors(x))
         if self.trains("bias"):
-            total = total + squared_lengths(over_tokens(dA))
+            total = total + bias_norms(dA)
         return total
 
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -86,4 +86,5 @@ class LinearRule(Rule[nn.Linear]):
         """How far the filtered inputs behind norm and sum can be apart, ``(B, T)``: where most is dropped, a lot."""
         if self.gains is None or self._layout is None:
             return None
-        return transform_error(self.gains.pre.numel(), x.dtype) * torch.linalg.vector_norm(x, dim=2)
+        largest = max(float(self.gains.pre.max()), 1.0)
+        return transform_error(self.gains.pre.numel(), x.dtype) * largest * torch.linalg.vector_norm(x, dim=2)

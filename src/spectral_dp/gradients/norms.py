@@ -18,6 +18,9 @@ from spectral_dp.clipping import underflow
 #: Ten times the largest seen on inputs made to cancel.
 GRAM_ROUNDING = 16
 
+#: Products that may be added up one after the other, as small matrix products do.
+PIECE = 256
+
 
 def token_norms(x: Tensor, dA: Tensor, x_errors: Tensor | None = None) -> Tensor:
     """Squared norms ``(B,)`` of ``sum_t dA[b,t] x[b,t]^T`` for ``x (B, T, n)``, ``dA (B, T, m)``, real or complex.
@@ -32,13 +35,15 @@ def token_norms(x: Tensor, dA: Tensor, x_errors: Tensor | None = None) -> Tensor
             same.
     """
     tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
+    if x.is_complex():
+        n, m = 2 * n, 2 * m  # squares, of real and imaginary parts
     # Not by vector_norm, which adds up one after the other: long rows would lose more than the rounding guard.
     x_lengths, dA_lengths = squares(x).sum(2).sqrt(), squares(dA).sum(2).sqrt()
     if tokens == 1:
         most = outer_norms(x_lengths if x_errors is None else x_lengths + x_errors, dA_lengths, n, m)
         return most.double().square().squeeze(1)
-    if tokens * (n + m) <= n * m:
-        gram = (x @ x.mH) * (dA @ dA.mH).conj()
+    if tokens * (x.shape[2] + dA.shape[2]) <= x.shape[2] * dA.shape[2]:
+        gram = gram_matrices(x) * gram_matrices(dA).conj()
         squared, from_gram = (gram.real if gram.is_complex() else gram).sum((1, 2)), True
     else:
         pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
@@ -84,15 +89,35 @@ def rounded_up(
     return norms.double().square() + (GRAM_ROUNDING * eps * most.double().square() if from_gram else 0)
 
 
+def gram_matrices(t: Tensor) -> Tensor:
+    """``<t_bs, t_bs'>`` of all pairs of tokens, ``(B, T, n) -> (B, T, T)``.
+
+    In pieces: a product of few, long rows is added up one after the other, and a record made for it (an image of one
+    colour will do) would lose more than the rounding guard.
+    """
+    first, *others = t.split(PIECE, dim=2)
+    gram = first @ first.mH
+    for piece in others:
+        gram += piece @ piece.mH
+    return gram
+
+
 def outer_norms(x_lengths: Tensor, dA_lengths: Tensor, n: int, m: int) -> Tensor:
     """Norms of ``dA x^T``, plus what the underflow of squares can have hidden; see :func:`rounded_up`."""
     dtype = x_lengths.dtype
     return (x_lengths + underflow(n, dtype)) * (dA_lengths + underflow(m, dtype))
 
 
-def squared_lengths(t: Tensor) -> Tensor:
-    """Squared norms ``(B,)`` of ``(B, m)``, plus what underflow can have hidden: of a bias."""
-    lengths = squares(t).sum(1).sqrt() + underflow(t.shape[1], t.dtype)
+def bias_norms(dA: Tensor) -> Tensor:
+    """Squared norms ``(B,)`` of ``sum_t dA[b,t]`` for ``dA (B, T, m)``, plus what rounding can have hidden.
+
+    Formal guarantee. The clipped sum adds up the tokens again, perhaps of fewer samples or in another layout, hence in
+    another order. Where they cancel, the two orders have nothing but their rounding errors in common.
+    """
+    tokens, m = dA.shape[1:]
+    lengths = squares(dA.sum(1) if tokens != 1 else dA[:, 0]).sum(1).sqrt() + underflow(m, dA.dtype)
+    if tokens > 1:
+        lengths = lengths + tokens * torch.finfo(dA.dtype).eps * squares(dA.abs().sum(1)).sum(1).sqrt()
     return lengths.double().square()
 
 
