@@ -720,7 +720,7 @@ def test_agrees_with_opacus(make, shape):
     assert relative_error(norms, norm_of(samples)) < TOLERANCE
 
 
-@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@pytest.mark.filterwarnings("ignore:Using `torch.compile", "ignore:The .grad attribute")  # of torch itself
 @pytest.mark.parametrize("part", [0, 1, None], ids=["a layer", "some layers", "the model"])
 def test_compiled_modules(part):
     """The hooks are not traced with the module, which torch.compile cannot do. (Its backend is not needed for that.)"""
