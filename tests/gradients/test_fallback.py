@@ -325,6 +325,55 @@ def test_samples_one_by_one_where_torch_func_fails():
         run(nn.Sequential(Branching()).double(), torch.cat([rows(2).abs(), -rows(2).abs()]))
 
 
+class _Same(torch.autograd.Function):
+    """The identity, as torch.func cannot run it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dA):
+        return dA
+
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.w, self.v = nn.Parameter(torch.randn(64, 64)), nn.Parameter(torch.randn(64, 6))
+
+    def forward(self, x):
+        return torch.sin(_Same.apply(x) @ self.w) @ self.v
+
+
+def test_one_record_cannot_stop_a_run():
+    """So large that rounding decides its output, it is another one alone than in its batch; the others are not."""
+    torch.manual_seed(0)
+    x = torch.randn(17, 64)
+    x[3] *= 1e6
+    gradients, batch, _ = run(nn.Sequential(Waves()), x)
+    gradients.remove()
+    norms = batch.squared_norms().sum(0)
+    assert [b for b, norm in enumerate(norms) if not norm.isfinite()] == [3], "it counts as zero"
+    sums = batch.clipped_sums(norms.isfinite().double())
+    assert all(bool(value.isfinite().all()) for value in sums.values())
+    x[:9] *= 1e6
+    with pytest.raises(RuntimeError, match="mixes them"):  # the control: many are no accident
+        run(nn.Sequential(Waves()), x)
+
+
+def test_a_huge_record_hides_no_disagreement_of_the_others():
+    class Leaning(Waves):
+        def forward(self, x):
+            return super().forward(x[:, :64]) * x[:, :1] + 1e-2 * x.abs().mean(0)[:6].clamp(max=1)
+
+    x = torch.randn(17, 64)
+    x[3] *= 1e4
+    with pytest.raises(RuntimeError, match="mixes them"):
+        run(nn.Sequential(Leaning()), x)
+
+
 def test_the_loop_is_announced_once_and_without_numbers():
     class Unrolled(Branching):
         pass
