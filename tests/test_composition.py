@@ -95,3 +95,16 @@ def test_edges():
     assert certain.delta(100.0) == 1
     assert certain.delta(7000.0) == certain.delta(1e9) == 0
     assert Losses(0.5, 100, np.array([1.0]), 0.0).epsilon(0.3) == pytest.approx(50 + math.log1p(-0.3))
+
+
+@pytest.mark.parametrize("interval", [2.0**-4, 30.0, 36.0, 37.0, 64.0])
+def test_epsilon_between_distant_points_is_not_lost_in_rounding_errors(interval):
+    """Catches a slope that is the difference of two nearly equal sums: epsilon came out by up to 2 too low."""
+    for mass in np.linspace(0.05, 0.95, 19):
+        losses = Losses(interval, 0, np.array([0.5 * (1 - mass), 0.5 * (1 - mass), mass]), 0.0)
+        for share in (0.05, 0.3, 0.5, 0.9):
+            exact = 2 * interval + math.log1p(-share)  # only the last point lies beyond
+            if exact > interval:
+                found = losses.epsilon(share * mass)
+                assert found == pytest.approx(exact, rel=1e-12)
+                assert losses.delta(found) == pytest.approx(share * mass, rel=1e-9)

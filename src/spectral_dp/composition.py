@@ -43,10 +43,10 @@ class Losses(NamedTuple):
         """Returns the least epsilon >= 0 whose divergence is at most ``delta``; infinity if there is none."""
         if self.infinite > delta:
             return math.inf
-        first, above, excess = self._divergences()
+        first, rest, excess = self._divergences()
         over = np.flatnonzero(self.infinite + excess > delta)
         index = int(over[-1]) if over.size else 0
-        kept, gap = float(above[index] - excess[index]), self.infinite + float(excess[index]) - delta
+        kept, gap = float(rest[index]), self.infinite + float(excess[index]) - delta
         # From one point to the next the divergence is linear in e^ε: its slope is -kept, and it must fall by the gap.
         if kept + gap <= 0:
             return 0.0
@@ -55,26 +55,29 @@ class Losses(NamedTuple):
 
     def delta(self, epsilon: float) -> float:
         """Returns the divergence at ``epsilon >= 0``."""
-        first, above, excess = self._divergences()
-        index = min(max(math.floor(epsilon / self.interval) - first, 0), len(above) - 1)
+        first, kept, excess = self._divergences()
+        index = min(max(math.floor(epsilon / self.interval) - first, 0), len(kept) - 1)
         beyond = min(epsilon - (first + index) * self.interval, self.interval)
         if beyond == self.interval:  # at or above the last point
             return self.infinite
-        rest = float(excess[index]) - math.expm1(min(beyond, _LARGE)) * float(above[index] - excess[index])
+        rest = float(excess[index]) - math.expm1(min(beyond, _LARGE)) * float(kept[index])
         return min(1.0, self.infinite + max(rest, 0.0))
 
     def _divergences(self) -> tuple[int, Vector, Vector]:
-        """Returns the number of the first point, and for it and all above it the mass beyond and the divergence.
+        """Returns the number of the first point, and for it and all above it the slope (negated) and the divergence.
 
         The first point is the last one, from zero on, below all positive losses. The divergence
-        D(i) = Σ_{j>i} p_j (1 - e^{l_i - l_j}) obeys D(i) = e^-h D(i+1) + (1 - e^-h) beyond(i): a sum of positive terms,
-        which can neither cancel nor overflow.
+        D(i) = Σ_{j>i} p_j (1 - e^{l_i - l_j}) obeys D(i) = e^-h D(i+1) + (1 - e^-h) beyond(i), and its slope in
+        e^{ε - l_i}, K(i) = Σ_{j>i} p_j e^{l_i - l_j}, obeys K(i) = e^-h (K(i+1) + p_{i+1}): sums of positive terms,
+        which can neither cancel nor overflow. (On wide intervals beyond(i) - D(i) = K(i) would be rounding errors.)
         """
         first = max(self.low - 1, 0)
         positive = self.masses[first + 1 - self.low :]
-        beyond = np.cumsum(positive[::-1]) if positive.size else np.zeros(1)
-        excess = lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], beyond)
-        return first, beyond[::-1], excess[::-1]
+        falling = positive[::-1] if positive.size else np.zeros(1)
+        decay = math.exp(-self.interval)
+        kept = lfilter([decay], [1.0, -decay], falling)
+        excess = lfilter([-math.expm1(-self.interval)], [1.0, -decay], np.cumsum(falling))
+        return first, kept[::-1], excess[::-1]
 
 
 def discretised(divergence: Divergence, reverse: Divergence, lowest: float, highest: float, interval: float) -> Losses:
