@@ -190,3 +190,26 @@ def test_rdp_with_replace_one_is_refused_before_training():
     with pytest.raises(ValueError, match="unknown accountant 'gdp': choose 'pld' or 'rdp'"):
         EngineAccountant("gdp", Ledger())
     assert EngineAccountant("pld", Ledger(REPLACE)).get_epsilon(DELTA) == 0
+
+
+def _after_a_rare_loud_step(epsilon, delta):
+    """One step of next to no noise, rarer than delta; then a hundred kinds of quiet ones. Returns the ledger."""
+    ledger = Ledger(ADD)
+    ledger.record(0.0101, 1e-9)
+    plan = Budget(epsilon, delta, Phase(1.0, 0.5, 1), True, "pld")
+    for step in range(96):
+        sigma = 10 * (1 - 1e-4) ** step
+        if plan.is_spent(ledger, sigma, 0.01):
+            break
+        ledger.record(sigma, 0.01)
+    return ledger
+
+
+def test_kinds_to_come_are_allowed_for_where_a_rare_step_makes_the_grid_coarse():
+    """Catches an allowance whose margin is for fine grids only: it spent 1.9 times the budget."""
+    assert _after_a_rare_loud_step(0.3, 1e-6).epsilon(1e-6) <= 0.3
+
+
+def test_negative_control_without_allowing_for_more_kinds_it_overspends(monkeypatch):
+    monkeypatch.setattr(budget, "with_more_kinds", lambda epsilon, *_: epsilon)
+    assert _after_a_rare_loud_step(0.3, 1e-6).epsilon(1e-6) > 0.3

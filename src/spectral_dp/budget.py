@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 from spectral_dp.accounting import Accountant, Ledger, Phase
 from spectral_dp.coarsening import MAX_KINDS, Cell, Kind, cells_of, coarsened, counted_as
-from spectral_dp.privacy_loss import MAX_STEPS, check_accountant, checked_phase, loss_variance, spending
+from spectral_dp.privacy_loss import (
+    MAX_STEPS,
+    check_accountant,
+    checked_phase,
+    loss_variance,
+    spending,
+    with_more_kinds,
+)
 from spectral_dp.relations import Relation
 
 _MARGIN, _MARGIN_UNSAMPLED = 3e-4, 3e-3  # of epsilon, that an allowance leaves unused (see Allowance)
@@ -107,7 +114,10 @@ class Budget:
             sampled = {phase[:2]: 1 for phase in (*ahead, step) if phase.sample_rate < 1}
             level, _ = coarsened(sampled)
             with suppress(ValueError):  # a delta lost in the rounding errors of so many steps
-                if self._spent(ahead, relation, level) * (1 + margin) <= self.epsilon:
+                spent = self._spent(ahead, relation, level)
+                if self.accountant == "pld" and sampled and spent <= self.epsilon:
+                    spent = max(spent, with_more_kinds(spent, self.delta, ahead, relation, level) / (1 + margin))
+                if spent * (1 + margin) <= self.epsilon:
                     return Allowance(phases, classes, level, frozenset(cells_of(sampled, level)), {})
         return None
 
@@ -118,7 +128,7 @@ class Allowance(NamedTuple):
     They are counted by class: what their kind counts as on a coarse grid, which spends at least as much. Accounting for
     the steps themselves then reports no more, but for one thing: they are of more kinds than the classes, and kinds
     cost a little in rounding to a grid. As long as they take no coarser a level (``coarsening.py``) than was computed
-    with, that is at most the relative margin that was left.
+    with, that is at most the relative margin that was left, or what ``with_more_kinds`` allows for, if that is more.
     """
 
     phases: tuple[Phase, ...]  # of the ledger that it continues
