@@ -240,6 +240,13 @@ def test_negative_control_a_grouping_that_hangs_on_the_kinds_present_is_seen(bro
     assert max(_falls(schedule, [(s, 0.02, 1)], "pld", ADD) for s in (1.0, 3.1, 3.3, 3.5)) > 1e-3
 
 
+def test_the_level_that_rises_lets_epsilon_fall_by_no_more_than_is_stated():
+    """96 kinds beside one point of the grid cost roundings to the common grid, which are gone once they are one."""
+    schedule = [(1 + 1e-13 * (kind + 1), 0.01, 1000) for kind in range(coarsening.MAX_KINDS)]
+    fall = _falls(schedule, [(1e4, 1e-5, 1)], "pld", Relation.REPLACE_ONE)
+    assert 1e-6 < fall < 1e-4
+
+
 def test_a_finer_grid_for_less_variance_would_let_epsilon_fall(monkeypatch):
     """Negative control: intervals from the mean variance, as they were, shrink when quiet steps are added."""
     loud, quiet = [(0.8, 0.02, 300)], [(8.0, 0.003, 40)]

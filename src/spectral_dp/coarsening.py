@@ -8,7 +8,8 @@ few enough kinds remain.
 Formal guarantee. Steps are conserved (asserted). On a given level, what a kind counts as does not depend on the other
 kinds, and on a higher level it spends at least as much. With more steps there are at least as many kinds on every
 level, so the level can only rise. Hence a longer ledger counts as steps that spend, one by one, at least as much as
-those of the shorter one: what is reported does not fall because steps were added.
+those of the shorter one. (What is *reported* for them can fall a little all the same, when the level rises: fewer kinds
+are rounded to a grid then. See ``privacy_loss.spending``.)
 
 How much it costs: on spacing w the noise of a step counts as less by a factor of at most e^-w, and half of that on
 average. A schedule from one multiplier to half of it, at one or two sample rates, has w = 1/64: ε is about 1 % high.
