@@ -499,6 +499,21 @@ class TestAccounting:
         assert engine.accountant.ledger.steps < 12
         assert engine.get_epsilon(1e-3) <= 4
 
+    def test_the_budget_holds_for_a_second_run_of_the_engine(self):
+        """It would be forgotten in silence."""
+        engine, model, optimizer, loader = self.planned(stop_at_budget=True)
+        train(model, optimizer, loader)
+        model, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=optimizer.original,
+            data_loader=DataLoader(task(), batch_size=BATCH),
+            noise_multiplier=optimizer.noise_multiplier / 1.1,
+            max_grad_norm=1.0,
+        )
+        train(model, optimizer, loader, epochs=4)
+        assert 6 < engine.accountant.ledger.steps < 12
+        assert engine.get_epsilon(1e-3) <= 4
+
     def planned(self, **options):
         model = cnn()
         engine = PrivacyEngine(seed=0, reproducibility_over_privacy=True)

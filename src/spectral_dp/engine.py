@@ -121,7 +121,9 @@ class PrivacyEngine:
             sample_rate: With ``poisson_sampling=False`` it must be 1, and the engine's relation replace-one: all that
                 can be said of a loader that goes through the data in order or shuffled.
         """
-        if self._run is not None:  # a second call starts another run, on the same ledger
+        plan = None
+        if self._run is not None:  # a second call starts another run, on the same ledger and within the same budget
+            plan = self._run.plan
             self._run.optimizer.gradients.remove()
             self._run = None
         if noise_generator is not None:
@@ -162,6 +164,7 @@ class PrivacyEngine:
                 with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,
             ).batches
         run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
+        run.follow(plan)
         return module, private, loader
 
     def make_private_with_epsilon(
@@ -188,7 +191,8 @@ class PrivacyEngine:
             epochs: How many epochs it must last.
             max_grad_norm: See :meth:`make_private`.
             stop_at_budget: End the data loader's iteration when the budget is spent, and refuse steps beyond it.
-                Otherwise stepping beyond it warns once.
+                Otherwise stepping beyond it warns once. The budget is the engine's: it also holds for further runs
+                that :meth:`make_private` sets up on this engine.
             **others: The other arguments of :meth:`make_private`.
         """
         if self.accountant.ledger.steps:
@@ -212,11 +216,8 @@ class PrivacyEngine:
             **others,
         )
         assert self._run is not None
-        run = self._run
         planned = Phase(sigma, rate, steps)
-        run.plan = plan = Budget(target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name)
-        if stop_at_budget:
-            run.loader.stop_when = lambda: plan.is_spent(run.ledger, run.optimizer.noise_multiplier, rate)
+        self._run.follow(Budget(target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name))
         return result
 
     def get_epsilon(self, delta: float) -> float:

@@ -48,6 +48,14 @@ class Run:
         self.plan: Budget | None = None
         _LEDGERS.append(ledger)
 
+    def follow(self, plan: Budget | None) -> None:
+        """Keeps within a budget from now on, if there is one."""
+        self.plan = plan
+        if plan is not None and plan.stop:
+            self.loader.stop_when = lambda: plan.is_spent(
+                self.ledger, self.optimizer.noise_multiplier, self.sample_rate
+            )
+
     def record(self) -> None:
         """Enters the coming release in the ledger, if the plan allows it."""
         if self.plan is not None:
