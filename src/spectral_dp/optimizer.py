@@ -59,7 +59,8 @@ class PrivateOptimizer(Optimizer):
         before_release: Called before every release: the ledger's entry, so that none can leave without one.
 
     Attributes:
-        rehearsal: Is shown what the batches of a rehearsal recorded; they are not summed, and nothing is released.
+        rehearsal: Is shown what the batches of a rehearsal recorded; they are not summed, and nothing is released. None
+            when it is over: until then, other batches cannot be stepped.
     """
 
     def __init__(
@@ -182,6 +183,12 @@ class PrivateOptimizer(Optimizer):
         if current is not None and current.is_rehearsal:
             self._rehearse(current)
             return loss
+        if self.rehearsal is not None:
+            raise RuntimeError(
+                "the rehearsal of this training loop is not over, so it is not known whether records meet: take batches "
+                "from the loader with gradients enabled (not under torch.no_grad()) and step each of them. "
+                "make_private(rehearsal=False) switches it off"
+            )
         self._accumulate()
         if current is None or current.is_last:
             self._release()

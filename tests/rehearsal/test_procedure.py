@@ -244,3 +244,54 @@ class TestHowItIsReached:
         with pytest.raises(RuntimeError, match=r"buffer '0\.codes'"):
             train(model, optimizer, loader)
         assert engine.accountant.ledger.steps == len(loader)
+
+
+class TestIteratorsThatStayAround:
+    def test_what_is_rehearsed_is_put_back_when_the_next_iteration_begins(self):
+        """Not when the iterator dies, after hours: it would take schedules and buffers back to the beginning."""
+        _, model, optimizer, loader = private(cnn)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        held = iter(loader)
+        next(held)
+        for x, y in loader:
+            optimizer.zero_grad()
+            mean_loss(model, x, y).backward()
+            optimizer.step()
+            scheduler.step()
+        drawn = torch.get_rng_state()
+        held.close()
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** len(loader))
+
+    def test_the_guard_over_state_is_not_blinded(self):
+        class Bank(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("kept", torch.zeros(36))
+                self.is_on = False
+
+            def forward(self, x):
+                if self.is_on:
+                    self.kept.data.copy_(x.detach().flatten(1).mean(0))
+                return x
+
+        _, model, optimizer, loader = private(lambda: nn.Sequential(Bank(), cnn()))
+        held = iter(loader)
+        next(held)
+        train(model, optimizer, loader)
+        model[0].is_on = True
+        with pytest.raises(RuntimeError, match="left something behind"):
+            train(model, optimizer, loader)
+        held.close()
+
+
+def test_a_loop_that_reads_under_no_grad_does_not_get_around_it():
+    make, loss, _, _ = COUPLED["x - x.mean(0)"]
+    engine, model, optimizer, loader = private(make)
+    batches = iter(loader)
+    with torch.no_grad():
+        x, y = next(batches)
+    loss(model, x, y).backward()
+    with pytest.raises(RuntimeError, match="rehearsal of this training loop is not over"):
+        optimizer.step()
+    assert engine.accountant.ledger.steps == 0

@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -109,6 +110,7 @@ class Rehearsal:
         self._script = self._procedure()
         self._next: _Pass | None = _BEGIN
         self._failure: RehearsalError | None = None
+        self._open = ExitStack()  # what is to be put back
         optimizer.rehearsal = self._observe
 
     def batches(self) -> Iterator[list[Any]]:
@@ -117,6 +119,7 @@ class Rehearsal:
         An iteration that is broken off is gone on with by the next. Yields nothing under ``torch.no_grad()``, where
         nobody trains.
         """
+        self._open.close()  # of an iterator that somebody still holds: puts everything back now, and not when it dies
         if self._failure is not None:
             raise self._failure
         while self._next is not None and torch.is_grad_enabled():
@@ -132,7 +135,7 @@ class Rehearsal:
         try:
             self._next = next(self._script) if self._next is _BEGIN else self._script.send(self._observed.pop())
         except StopIteration:
-            self._next = None
+            self._next = self._optimizer.rehearsal = None
         except RehearsalError as error:
             self._failure = error  # a loop that catches it must not go on as if nothing were wrong
             raise
@@ -143,9 +146,12 @@ class Rehearsal:
         if self._schedulers is None:
             self._schedulers = schedulers_of(optimizers)
         follow = traced(model, len(request.records), optimizer.views, request.position)
-        with aside(model, optimizers, self._schedulers), self._gradients.state.paused(), follow as visits:
+        self._open.close()
+        with ExitStack() as self._open:
+            self._open.enter_context(aside(model, optimizers, self._schedulers))
+            self._open.enter_context(self._gradients.state.paused())
+            self._visits = self._open.enter_context(follow)
             self._before = Fingerprint(model), _attributes(model)
-            self._visits = visits
             seed_everything(0)
             if request.is_quiet:
                 for module in model.modules():
