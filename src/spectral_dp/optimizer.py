@@ -185,8 +185,8 @@ class PrivateOptimizer(Optimizer):
             return loss
         if self.rehearsal is not None:
             raise RuntimeError(
-                "the rehearsal of this training loop is not over, so it is not known whether records meet: take batches "
-                "from the loader with gradients enabled (not under torch.no_grad()) and step each of them. "
+                "the rehearsal of this training loop is not over, so it is not known whether records meet: take the "
+                "batches from the loader with gradients enabled (not under torch.no_grad()) and step each of them. "
                 "make_private(rehearsal=False) switches it off"
             )
         self._accumulate()

@@ -1,5 +1,8 @@
 """Training loops that make records meet, and loops that do not: model, loss, and what make_private is told."""
 
+import random
+
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -88,6 +91,48 @@ class Text(nn.Module):
         return self.out((h * mask).sum(1) / mask.sum(1) if self.masked else h.mean(1))
 
 
+class TextWithDropout(Text):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.1, training=self.training)
+
+
+class TextWithoutPadding(nn.Module):
+    """Dropout of the tokens alone: which numbers a record is given depends on how long the others are."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.dropout, self.out = nn.Embedding(50, 8), nn.Dropout(0.2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        mask, tokens = x > 0, self.embedding(x)
+        h = torch.zeros_like(tokens)
+        h[mask] = self.dropout(tokens[mask])
+        return self.out(h.sum(1) / mask.sum(1, keepdim=True))
+
+
+class Experts(nn.Module):
+    """Two experts, each of which takes at most so many records, first come first served."""
+
+    def __init__(self, capacity):
+        super().__init__()
+        torch.manual_seed(0)
+        self.router, self.left, self.right = nn.Linear(36, 2), nn.Linear(36, 3), nn.Linear(36, 3)
+        self.capacity = capacity
+
+    def forward(self, x):
+        x = x.flatten(1)
+        gates = self.router(x).softmax(1)
+        chosen = F.one_hot(gates.argmax(1), 2)
+        gates = gates * chosen * (chosen.cumsum(0) <= self.capacity(len(x)))
+        return gates[:, :1] * self.left(x) + gates[:, 1:] * self.right(x)
+
+
+class NormOfTheBatch(nn.Module):
+    def forward(self, x):
+        return F.batch_norm(x, None, None, training=True) if self.training else x
+
+
 class TokenModel(nn.Module):
     def __init__(self):
         super().__init__()
@@ -113,6 +158,22 @@ def sum_loss(model, x, y):
 def noisy(loss):
     """Augmentation in the loop, which no mode of the model can silence."""
     return lambda model, x, y: loss(model, x + 0.3 * torch.randn_like(x), y)
+
+
+def mixed_if(says_so):
+    """Records are mixed in some batches and not in others."""
+
+    def loss(model, x, y):
+        if says_so():
+            x = 0.6 * x + 0.4 * x[torch.randperm(len(x))]
+        return mean_loss(model, x, y)
+
+    return loss
+
+
+def in_training_mode(model, x, y):
+    model.train()
+    return mean_loss(model, x, y)
 
 
 def views(repeat, *, noise=0.0):
@@ -153,10 +214,33 @@ COUPLED = {
         {},
     ),
     "a weak mean": (lambda: cnn(Apply(lambda x: x - 0.002 * x.mean(0))), mean_loss, r"2 \(Apply\) gives", {}),
+    "the norm of the batch, in training only, beside dropout": (
+        lambda: cnn(NormOfTheBatch(), nn.Dropout()),
+        mean_loss,
+        r"2 \(NormOfTheBatch\) gives",
+        {},
+    ),
+    "experts of a quarter of the batch": (lambda: Experts(lambda n: -(-n // 4)), mean_loss, "one by one", {}),
     "x - x.mean(0)": (Centred, mean_loss, r"reaches second \(Linear\)", {}),
     "rows sorted between two layers": (Sorted, mean_loss, r"reaches second \(Linear\)", {}),
     "statistics before the model": (cnn, lambda m, x, y: mean_loss(m, x - x.mean(0), y), "feeds into the model", {}),
     "padding that takes part": (lambda: Text(False), mean_loss, r"reaches out \(Linear\)", TEXT),
+    "the same, in a loop that calls model.train()": (
+        lambda: TextWithDropout(False),
+        in_training_mode,
+        r"reaches out \(Linear\)",
+        TEXT,
+    ),
+    **{
+        f"records mixed now and then, {name}": (make, mixed_if(says_so), "one by one", {})
+        for name, make, says_so in (
+            ("torch", cnn, lambda: torch.rand(()) < 0.5),
+            ("torch, the reverse", cnn, lambda: torch.rand(()) > 0.5),
+            ("numpy", cnn, lambda: np.random.rand() < 0.5),  # noqa: NPY002
+            ("python", cnn, lambda: random.random() < 0.5),
+            ("python, the reverse, beside dropout", lambda: cnn(nn.Dropout()), lambda: random.random() > 0.5),
+        )
+    },
     "a mean over labels that are not ignored": (TokenModel, mean_loss, "it is the loss", TOKENS),
     "class weights": (
         cnn,
@@ -230,6 +314,9 @@ INDEPENDENT = {
     "random views": (cnn, views(interleaved, noise=0.3), VIEWS),
     "group norm": (lambda: cnn(nn.GroupNorm(2, 4)), mean_loss, {}),
     "masked padding": (lambda: Text(True), mean_loss, TEXT),
+    "masked padding in a loop that calls model.train()": (lambda: TextWithDropout(True), in_training_mode, TEXT),
+    "dropout of all but padding": (TextWithoutPadding, mean_loss, TEXT),
+    "experts for all": (lambda: Experts(lambda n: n), mean_loss, {}),
     "a sum over labels that are not ignored": (TokenModel, sum_loss, TOKENS | {"loss_reduction": "sum"}),
     "parts of a batch": (cnn, in_halves, {"loss_reduction": "sum"}),
     "a model that counts its calls": (Counting, mean_loss, {}),

@@ -7,6 +7,7 @@ import gc
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,31 @@ def aside(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequenc
             scheduler.load_state_dict(state)
         for group, values in settings:
             group.update(values)
+
+
+@contextmanager
+def in_evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Keeps modules in evaluation mode, also in a loop that calls ``model.train()`` at every step.
+
+    Their modes are for :func:`aside` to put back.
+    """
+
+    def switch(module: nn.Module, _: Any) -> None:
+        module.training = False
+
+    handles = [module.register_forward_pre_hook(switch) for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Whether a module draws random numbers in training mode, and does nothing else there, by its kind or name."""
+    return isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) or "drop" in type(module).__name__.lower()
 
 
 def seed_everything(seed: int) -> None:

@@ -10,9 +10,10 @@ _OFF = "If you are sure that records do not meet, make_private(rehearsal=False) 
 
 _LOSS = (
     "every module of the model gives a record the same beside other records, so it is the loss (or a hook of the "
-    "backward pass) that makes them meet. A loss must be the sum or the plain mean of one term a record: means over "
-    "the labels that are not ignored, class weights, contrastive losses and statistics over the batch are not. Divide "
-    "by a constant instead, with reduction='sum' and loss_reduction='sum'"
+    "backward pass, or code before the model that mixes others) that makes them meet. A loss must be the sum or the "
+    "plain mean of one term a record: means over the labels that are not ignored, class weights, contrastive "
+    "losses and statistics over the batch are not. Divide by a constant instead, with reduction='sum' and "
+    "loss_reduction='sum'"
 )
 
 

@@ -11,12 +11,15 @@ With ``S(X)`` the sum over a batch ``X`` of per-sample gradients, or of their di
 
 * **Other sizes, other places**: ``S(M + a) - S(M) = S(a + N) - S(N)`` for a record ``a`` and batches ``M``, ``N`` of
   different sizes and lengths. Where every record is treated by itself, both sides are what ``a`` contributes. This
-  fails for every kind of coupling, for a loss that is a sum where a mean was announced, and for random numbers.
+  fails for every kind of coupling, for a loss that is a sum where a mean was announced, and for random numbers, of
+  which each pass gets others: a loop that mixes records now and then (``if random() < 0.5``) does so in one of them.
 * **Other mates**: ``S(a + M) - S(b + M) = S(a + N) - S(b + N)``, all batches of one shape, the generators seeded alike.
-  Random numbers (dropout) are then the same at every place, so what differs is coupling.
+  Random numbers (dropout) are then the same at every place, so what differs is coupling; unless how many a record
+  draws depends on what it holds, so where they could be at fault this is done again without dropout.
 * **The same in evaluation mode** where the first failed and the second did not: if it holds now, it was dropout.
-* **The same batch in another order**: if that matters, random numbers remain that cannot be silenced (drawn in the
-  loop). Then sizes cannot be compared exactly, and only the scale of the loss is.
+* **The same batch in another order, and with other random numbers**: if both matter, random numbers remain that
+  cannot be silenced (drawn in the loop). Then sizes cannot be compared exactly, and only the scale of the loss is. If
+  the order alone matters, that is a coupling.
 
 Every test takes other records than the one before: a unit that happens to be at its kink cannot make two fail.
 What passes is no proof. A coupling that needs larger batches, special records or other weights is not seen.
@@ -28,7 +31,7 @@ import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -39,7 +42,14 @@ from torch.utils.data import Dataset, default_collate
 from spectral_dp.gradients.fingerprint import Fingerprint, held
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.optimizer import PrivateOptimizer
-from spectral_dp.rehearsal.aside import aside, generators_kept, schedulers_of, seed_everything
+from spectral_dp.rehearsal.aside import (
+    aside,
+    generators_kept,
+    in_evaluation_mode,
+    is_dropout,
+    schedulers_of,
+    seed_everything,
+)
 from spectral_dp.rehearsal.explanation import depends_on_mates, depends_on_size, wrong_reduction
 from spectral_dp.rehearsal.observation import Observation, Sum, mismatch, observe
 from spectral_dp.rehearsal.trace import Meeting, Visit, first_difference, traced
@@ -50,7 +60,15 @@ from spectral_dp.rehearsal.trace import Meeting, Visit, first_difference, traced
 SAME_SHAPE, OTHER_SHAPE, UNITS = 1e-5, 2e-3, 8
 
 _LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
+
+# Of which the first number that each global generator draws (between 0 and 1) is small, large, or in between: what a
+# loop does with some probability happens in one of the passes.
+_SMALL_DRAW, _LARGE_DRAW, *_BETWEEN = 49521, 27206, 16609, 37943
+
 _CANDIDATES = 48  # records among which the longest is looked for, where records can differ in length
+
+
+Quiet: TypeAlias = Literal["none", "dropout", "all"]
 
 
 class _Pass(NamedTuple):
@@ -59,12 +77,14 @@ class _Pass(NamedTuple):
     Attributes:
         records: What is in it.
         position: Which of them to follow through the model, if any.
-        is_quiet: Whether the model is to be in evaluation mode.
+        seed: Of the global generators.
+        quiet: Which modules are to be in evaluation mode.
     """
 
     records: list[Any]
     position: int | None = None
-    is_quiet: bool = False
+    seed: int = _SMALL_DRAW
+    quiet: Quiet = "none"
 
 
 _BEGIN = _Pass([])
@@ -152,10 +172,10 @@ class Rehearsal:
             self._open.enter_context(self._gradients.state.paused())
             self._visits = self._open.enter_context(follow)
             self._before = Fingerprint(model), _attributes(model)
-            seed_everything(0)
-            if request.is_quiet:
-                for module in model.modules():
-                    module.training = False
+            if request.quiet != "none":
+                chosen = [m for m in model.modules() if request.quiet == "all" or is_dropout(m)]
+                self._open.enter_context(in_evaluation_mode(chosen))
+            seed_everything(request.seed)
             yield [copy.deepcopy(record) for record in request.records]  # a loop may change what it is given
 
     def _procedure(self) -> Passes[None]:
@@ -165,45 +185,68 @@ class Rehearsal:
             yield _Pass([])
 
     def _compare(self) -> Passes[None]:
-        passes = yield from self._other_sizes(self._records(0))
+        passes = yield from self._other_sizes(self._records(0), (_SMALL_DRAW, _LARGE_DRAW, *_BETWEEN))
         if self._agree(passes, SAME_SHAPE):
             return
-        mates = yield from self._other_mates(self._records(1))
-        spread = max(mismatch(kind, [mates[0]], [mates[4]]) for kind in self._kinds)  # of the very same batch
-        if not self._agree(mates, SAME_SHAPE + 10 * spread):
-            raise RehearsalError(depends_on_mates(self._meeting(SAME_SHAPE), self._optimizer.views))
+        yield from self._require_other_mates_alike(_SMALL_DRAW)
+        yield from self._require_other_mates_alike(_LARGE_DRAW)
         if self._agree(passes, _tolerance(passes)):
             return
-        quiet = yield from self._other_sizes(self._records(2), is_quiet=True)
+        records = self._records(2)
+        quiet = yield from self._other_sizes(records, (_SMALL_DRAW,) * 5, "all")
         if self._agree(quiet, _tolerance(quiet)):
             return  # it was dropout, or something else that only training draws
-        if max(mismatch(kind, [quiet[0]], [quiet[4]]) for kind in self._kinds) > _tolerance(quiet):
-            self._compare_scales([*passes, *quiet])  # it depends on the order: random numbers remain
-            return
+        if self._differ(quiet[0], quiet[4], _tolerance(quiet)):  # it depends on the order
+            meeting = self._meeting(_tolerance(quiet))
+            a, *others = records
+            again = yield _Pass([*others[: self._large - 1], a], None, _LARGE_DRAW, "all")
+            if self._differ(quiet[0], again, _tolerance(quiet)):
+                self._compare_scales([*passes, *quiet])  # random numbers remain
+                return
+            raise RehearsalError(depends_on_mates(meeting, self._optimizer.views))
         other: Sum = "sum" if self._optimizer.loss_reduction == "mean" else "mean"
         if self._agree(quiet, _tolerance(quiet), (other, "direction")):
             raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
         raise RehearsalError(depends_on_size(self._meeting(_tolerance(quiet)), self._optimizer.views))
 
+    def _require_other_mates_alike(self, seed: int) -> Passes[None]:
+        records = self._records(1)
+        are_alike, is_random = yield from self._other_mates(records, seed)
+        if not are_alike and is_random:  # how much a record draws may depend on what it holds: once more without
+            are_alike, is_random = yield from self._other_mates(records, seed, "dropout")
+            are_alike = are_alike and not is_random
+        if not are_alike:
+            raise RehearsalError(depends_on_mates(self._meeting(SAME_SHAPE), self._optimizer.views))
+
     # The tests.
 
-    def _other_sizes(self, records: Sequence[Any], *, is_quiet: bool = False) -> Passes[list[Observation]]:
-        """``a`` last in a large batch and first in a small one; both without it; if quiet, also in another order."""
+    def _other_sizes(
+        self, records: Sequence[Any], seeds: Sequence[int], quiet: Quiet = "none"
+    ) -> Passes[list[Observation]]:
+        """``a`` last in a large batch and first in a small one; both without it; with a fifth seed, also reordered."""
         a, *others = records
         large, small = others[: self._large - 1], others[self._large - 1 :][: self._small - 1]
         passes = [_Pass([*large, a], len(large)), _Pass(large), _Pass([a, *small], 0), _Pass(small)]
-        if is_quiet:
-            passes = [p._replace(is_quiet=True) for p in (*passes, _Pass([a, *reversed(large)]))]
-        return (yield from self._run(passes))
+        passes.append(_Pass([a, *reversed(large)]))
+        return (yield from self._run([p._replace(seed=s, quiet=quiet) for p, s in zip(passes, seeds, strict=False)]))
 
-    def _other_mates(self, records: Sequence[Any]) -> Passes[list[Observation]]:
-        """``a`` and ``b`` beside the same mates, and beside others; the longest record is always there; one again."""
+    def _other_mates(self, records: Sequence[Any], seed: int, quiet: Quiet = "none") -> Passes[tuple[bool, bool]]:
+        """``a`` and ``b`` beside the same mates, and beside others; the longest record is always there.
+
+        Returns whether that made no difference, and, if it did, whether other random numbers do.
+        """
         a, longest, b, *others = records
         tail = [longest] if self._large > 2 else []
         few = self._large - 1 - len(tail)
         mates, strangers = [*others[:few], *tail], [*others[few : 2 * few], *tail]
         passes = [_Pass([a, *mates], 0), _Pass([b, *mates]), _Pass([a, *strangers], 0), _Pass([b, *strangers])]
-        return (yield from self._run([*passes, _Pass([a, *mates])]))
+        passes = [p._replace(seed=seed, quiet=quiet) for p in (*passes, passes[0]._replace(position=None))]
+        seen = yield from self._run(passes)
+        spread = max(mismatch(kind, [seen[0]], [seen[4]]) for kind in self._kinds)  # of the very same batch
+        if self._agree(seen, SAME_SHAPE + 10 * spread):
+            return True, False
+        other_numbers = yield passes[4]._replace(seed=seed + 1)
+        return False, self._differ(seen[0], other_numbers, SAME_SHAPE)
 
     def _run(self, passes: Sequence[_Pass]) -> Passes[list[Observation]]:
         self._left_behind, self._traces, seen = [], [], []
@@ -232,6 +275,9 @@ class Rehearsal:
         """Whether first - second = third - fourth."""
         plus, minus = [passes[0], passes[3]], [passes[1], passes[2]]
         return all(mismatch(kind, plus, minus) <= tolerance for kind in kinds or self._kinds)
+
+    def _differ(self, one: Observation, other: Observation, tolerance: float) -> bool:
+        return max(mismatch(kind, [one], [other]) for kind in self._kinds) > tolerance
 
     def _meeting(self, tolerance: float) -> Meeting | None:
         ours, theirs = self._traces
