@@ -25,6 +25,7 @@ class Holds(nn.Module):
         self.queue = [torch.zeros(6)]
         self.array = np.zeros(6)
         self.level = 0.0
+        self.slots = [None] * 2000
         self.write = write
 
     def forward(self, x):
@@ -74,6 +75,19 @@ def _into_float(m, x):
     m.level = 0.9 * m.level + 0.1 * float(x.mean())
 
 
+def _into_numpy_float(m, x):
+    m.single = x.numpy().mean()
+
+
+def _into_complex(m, x):
+    m.phase = complex(x.mean())
+
+
+def _into_slot(m, x):
+    """A slot for every record of the data, most of them empty."""
+    m.slots[7] = x[0].clone()
+
+
 def _new_attribute(m, x):
     m.seen = x
 
@@ -94,6 +108,9 @@ WRITERS = {
     "a list of tensors": (_append, "queue"),
     "an array": (_into_array, "array"),
     "a float": (_into_float, "level"),
+    "a float of numpy": (_into_numpy_float, "single"),
+    "a complex number": (_into_complex, "phase"),
+    "one of many slots": (_into_slot, "slots"),
     "an attribute that was not there": (_new_attribute, "seen"),
     "values that change places": (_swap, "codebook"),
 }
@@ -243,3 +260,40 @@ class TestKeepsake:
         model(torch.randn(4, 6))
         kept.restore()
         assert model.codebook is held
+
+    def test_a_list_that_was_empty_is_empty_again(self):
+        module = nn.Module()
+        module.losses, module.tokens = [], {"seen": [1]}
+        kept = Keepsake(module)
+        module.losses.append(torch.ones(1))
+        module.tokens["seen"].append(2)
+        kept.restore()
+        assert module.losses == []
+        assert module.tokens == {"seen": [1]}
+
+    def test_what_was_not_written_stays_the_same_object(self):
+        module = nn.Module()
+        module.names, module.limits = ["a", "b"], (1, 2)
+        names = module.names
+        Keepsake(module).restore()
+        assert module.names is names
+
+
+def test_weights_may_be_swapped_around_an_evaluation_with_gradients():
+    """Of an average, for instance: the pass is looked at when it ends, not when the next step is made."""
+    model = nn.Sequential(nn.Linear(6, 3))
+    gradients = ModelGradients(model)
+    model.eval()
+    model(torch.randn(4, 6))
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    model.train()
+    train_step(model, gradients, torch.randn(4, 6))
+
+
+def test_an_evaluation_with_gradients_leaves_nothing_behind_either():
+    model = Holds(_through_data)
+    gradients = ModelGradients(model)
+    with pytest.raises(RuntimeError, match="codebook"):
+        model.eval()(torch.randn(4, 6))
+    gradients.remove()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler, ReduceLROnPlateau
 
 from spectral_dp.rehearsal.aside import aside, generators_kept, schedulers_of, seed_everything
 
@@ -64,3 +64,37 @@ def test_schedulers_of_others_are_left_alone():
     kept = CosineAnnealingLR(other, 10)
     assert schedulers_of([mine]) == []
     assert schedulers_of([other]) == [kept]
+
+
+class Gradual(LRScheduler):
+    """Goes over to another scheduler after a while, which it holds; so does a package in wide use."""
+
+    def __init__(self, optimizer, after):
+        self.after = after
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [rate * (self.last_epoch + 1) for rate in self.base_lrs]
+
+
+def test_a_scheduler_within_a_scheduler_is_not_replaced_by_a_copy():
+    """The copy would act on the copy of an optimizer; and a private optimizer cannot be copied."""
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    inner = CosineAnnealingLR(optimizer, 10)
+    outer = Gradual(optimizer, inner)
+    with aside(nn.Linear(1, 1), [optimizer], schedulers_of([optimizer])):
+        inner.step()
+        outer.step()
+    assert outer.after is inner
+    assert inner.optimizer is optimizer
+    assert (inner.last_epoch, outer.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 0, 1.0)
+
+
+def test_a_learning_rate_in_a_tensor_is_put_back():
+    rate = torch.tensor(1.0)
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=rate)
+    scheduler = ExponentialLR(optimizer, gamma=0.5)
+    with aside(nn.Linear(1, 1), [optimizer], [scheduler]):
+        scheduler.step()
+        assert float(optimizer.param_groups[0]["lr"]) == 0.5
+    assert float(optimizer.param_groups[0]["lr"]) == 1.0

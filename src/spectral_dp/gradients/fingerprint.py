@@ -24,7 +24,7 @@ _LARGE = 1000  # entries from which a list that begins with names or whole numbe
 _OF_TORCH = frozenset(vars(nn.Module()))  # attributes that every module has
 _COMPUTED_FROM = ("_orig", "_v")  # weight_norm, spectral_norm and prune compute `weight` from such parameters
 
-Number = Tensor | np.ndarray[Any, Any] | float
+Number = Tensor | np.ndarray[Any, Any] | np.inexact[Any] | float | complex
 
 
 class Entry(NamedTuple):
@@ -97,11 +97,11 @@ def fingerprints(values: dict[str, Any]) -> dict[str, list[Any]]:
 
 def numbers_in(value: Any, depth: int = _DEPTH) -> Iterator[Number]:
     """Yields the tensors, arrays and floats in a value."""
-    if isinstance(value, Tensor | np.ndarray | float):
+    if isinstance(value, Tensor | np.ndarray | np.inexact | float | complex):
         yield value
     elif isinstance(value, list | tuple | dict | deque) and value and depth:
         entries = value.values() if isinstance(value, dict) else value
-        if len(value) < _LARGE or not isinstance(next(iter(entries)), str | bytes | int | None):
+        if len(value) < _LARGE or not isinstance(next(iter(entries)), str | bytes | int):
             for entry in entries:
                 yield from numbers_in(entry, depth - 1)
 
@@ -113,7 +113,7 @@ def has_numbers(value: Any) -> bool:
 
 def _summed(number: Number) -> tuple[Any, Tensor | None]:
     """What is known of a number without reading it, and the sums of its bytes taken eight at a time."""
-    if isinstance(number, float):
+    if isinstance(number, np.inexact | float | complex):
         return repr(number), None
     if isinstance(number, np.ndarray):
         return (number.shape, str(number.dtype), number.tobytes()), None

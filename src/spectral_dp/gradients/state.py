@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from spectral_dp.gradients.fingerprint import Fingerprint, fingerprints, has_numbers, held, own_attributes
 
@@ -26,9 +26,10 @@ from spectral_dp.gradients.fingerprint import Fingerprint, fingerprints, has_num
 class StateGuard:
     """Watches the forward passes of a model, and what they leave behind in it.
 
-    A pass begins when a module of the model is called that no other module of it is calling. Passes with gradients are
-    looked at when :meth:`check` is called (by the step that uses them), others as soon as they end. What happens
-    between steps, outside of passes, is the user's own business: averages, clamped weights, a restored checkpoint.
+    A pass begins when a module of the model is called that no other module of it is calling. Passes of a model in
+    training mode, with gradients, are looked at when :meth:`check` is called (by the step that uses them), others as
+    soon as they end. What happens between steps, outside of passes, is the user's own business: averages, clamped
+    weights, a restored checkpoint.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -103,7 +104,8 @@ class StateGuard:
         if self._pauses or module not in self._members or not self._depth:
             return
         self._depth -= 1
-        if self._depth == 0 and self._is_first and not torch.is_grad_enabled():
+        is_training = torch.is_grad_enabled() and self._model.training
+        if self._depth == 0 and self._is_first and not is_training:
             self.check()
 
 
@@ -125,11 +127,19 @@ class Keepsake:
 
 
 def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _copy(value) if has_numbers(value) else value for name, value in values.items()}
+    return {name: copied(value) for name, value in values.items()}
 
 
 def _is_same(now: Any, kept: Any) -> bool:
-    return now is kept or (has_numbers(now) and fingerprints({"": now}) == fingerprints({"": kept}))
+    if now is kept:
+        return True
+    if has_numbers(now) or has_numbers(kept):
+        return fingerprints({"": now}) == fingerprints({"": kept})
+    (ours, structure), (theirs, other) = tree_flatten(now), tree_flatten(kept)
+    plain = (str, bytes, int, set)
+    return structure == other and all(
+        a is b or (isinstance(a, plain) and isinstance(b, plain) and a == b) for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def _put_back(module: nn.Module, name: str, kept: Any, now: Any) -> None:
@@ -137,16 +147,18 @@ def _put_back(module: nn.Module, name: str, kept: Any, now: Any) -> None:
         with torch.no_grad():
             now.copy_(kept)  # in place: somebody else may hold it
     else:
-        setattr(module, name, _copy(kept) if has_numbers(kept) else kept)
+        setattr(module, name, copied(kept))
 
 
-def _copy(value: Any) -> Any:
-    def copied(leaf: Any) -> Any:
+def copied(value: Any) -> Any:
+    """Copies numbers and the lists and dicts they are in; other objects stay the same."""
+
+    def copy_of(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf.detach().clone()
-        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+        return leaf.copy() if isinstance(leaf, np.ndarray | set) else leaf
 
-    return tree_map(copied, value)
+    return tree_map(copy_of, value)
 
 
 def _remove_all(handles: list[Any]) -> None:

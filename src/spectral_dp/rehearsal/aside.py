@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import random
 from collections.abc import Iterator, Sequence
@@ -11,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from spectral_dp.gradients.state import Keepsake
+from spectral_dp.gradients.state import Keepsake, copied
 
 
 @contextmanager
@@ -27,9 +26,12 @@ def aside(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequenc
     keepsake = Keepsake(model)
     modes = [(module, module.training) for module in model.modules()]
     settings = [
-        (group, {k: v for k, v in group.items() if k != "params"}) for o in optimizers for group in o.param_groups
+        (group, {k: copied(v) for k, v in group.items() if k != "params"})
+        for o in optimizers
+        for group in o.param_groups
     ]
-    schedules = [(s, copy.deepcopy(s.state_dict())) for s in schedulers]
+    # Not what other objects hold, such as another scheduler within, or a model: those are not to be replaced by copies.
+    schedules = [(s, copied({k: v for k, v in vars(s).items() if k != "optimizer"})) for s in schedulers]
     for optimizer in optimizers:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or a scheduler warns that nothing was stepped
     try:
@@ -40,9 +42,13 @@ def aside(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequenc
         for module, training in modes:
             module.training = training
         for scheduler, state in schedules:
-            scheduler.load_state_dict(state)
+            vars(scheduler).update(state)
         for group, values in settings:
-            group.update(values)
+            for name, value in values.items():
+                if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
+                    group[name].copy_(value)  # a learning rate that the optimizer holds, and that is written in place
+                else:
+                    group[name] = value
 
 
 @contextmanager
