@@ -6,7 +6,15 @@ import pytest
 import torch
 from loops import N, cnn, images, mean_loss, private, train
 from privacy_checks import ScriptedNoise
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from spectral_dp import PrivacyEngine, Relation
 from spectral_dp.sampling import PoissonLoader
@@ -41,18 +49,60 @@ def test_shuffling_is_not_accounted_as_poisson_sampling():
         private(cnn, engine=replace_one(), poisson_sampling=False, sample_rate=BATCH / N)
 
 
-def test_drawing_with_replacement_is_refused():
-    model = cnn()
-    sampler = WeightedRandomSampler(torch.ones(N), N)
+class Favourites(Sampler):
+    """The same record again and again."""
+
+    def __iter__(self):
+        return iter([0] * N)
+
+    def __len__(self):
+        return N
+
+
+def with_sampler(sampler):
+    model, engine = cnn(), replace_one()
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(images(), batch_size=BATCH, sampler=sampler),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        **AS_IT_IS,
+    )
+    train(model, optimizer, loader)
+    return engine.accountant.ledger.steps
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler(torch.ones(N), N),
+        WeightedRandomSampler(torch.ones(N), N, replacement=False),
+        RandomSampler(range(N), replacement=True),
+        RandomSampler(range(N), num_samples=2 * N),
+        SubsetRandomSampler([0, 1, 1]),
+        Favourites(),
+    ],
+    ids=["weighted", "chosen by weight", "replaced", "two rounds in one", "a subset that repeats", "of the user"],
+)
+def test_a_sampler_that_may_draw_a_record_twice_is_refused(sampler):
     with pytest.raises(ValueError, match="twice into one batch"):
-        replace_one().make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(images(), batch_size=BATCH, sampler=sampler),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            **AS_IT_IS,
-        )
+        with_sampler(sampler)
+
+
+@pytest.mark.parametrize("sampler", [None, RandomSampler(range(N)), SubsetRandomSampler(range(N))])
+def test_samplers_that_draw_each_once_are_not(sampler):
+    assert with_sampler(sampler) == math.ceil(N / BATCH)
+
+
+def test_batches_of_a_rehearsal_are_no_larger_than_those_of_the_loader():
+    """Records of all sizes, one at a time: no more of them fit into a batch."""
+    ragged = [(torch.randn(1, 6, 6), 0), (torch.randn(1, 6, 9), 1)] * 5
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    options = {"data": lambda: ragged, "batch_size": 1, **AS_IT_IS}
+    engine, model, optimizer, loader = private(lambda: model, engine=replace_one(), **options)
+    train(model, optimizer, loader)
+    assert engine.accountant.ledger.steps == len(ragged)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1.5, math.nan])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from spectral_dp import accounting, checkpoint
 from spectral_dp.accounting import Accountant, Ledger, Phase
@@ -160,7 +160,7 @@ class PrivacyEngine:
                 private,
                 loader.dataset,
                 collate_fn=loader.collate_fn,
-                max_batch_size=max_physical_batch_size,
+                max_batch_size=max_physical_batch_size if isinstance(loader, PoissonLoader) else loader.batch_size,
                 with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,
             ).batches
         run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
@@ -379,11 +379,11 @@ class PrivacyEngine:
         add-or-remove-one does not allow for. And a record that takes part in every pass is not sampled at a rate below
         1: shuffling is not Poisson sampling.
         """
-        order = getattr(data_loader, "sampler", None)
-        if isinstance(order, RandomSampler | WeightedRandomSampler) and order.replacement:
+        if not isinstance(data_loader.dataset, IterableDataset) and not _takes_each_once(data_loader):
             raise ValueError(
-                f"a {type(order).__name__} with replacement can draw a record twice into one batch, where it would "
-                "count twice: use poisson_sampling=True"
+                f"a {type(data_loader.sampler).__name__} may draw a record twice into one batch, where it would count "
+                "twice, or choose by what records hold: use poisson_sampling=True, or make the loader with batch_size "
+                "and shuffle only, and express a choice of records as a torch.utils.data.Subset"
             )
         if sample_rate < 1:
             raise ValueError(
@@ -406,6 +406,16 @@ def _current(loader: PoissonLoader | CountingLoader) -> PhysicalBatch:
             "over the DataLoader it was made from, whose batches are not what the ledger accounts for"
         )
     return loader.current
+
+
+def _takes_each_once(data_loader: DataLoader[Any]) -> bool:
+    """Whether a pass over the data is known to hold every record once at most, whatever the records hold."""
+    order: Any = data_loader.sampler
+    if type(order) is RandomSampler:
+        return not order.replacement and len(order) <= len(data_loader.dataset)  # type: ignore[arg-type]
+    if type(order) is SubsetRandomSampler:
+        return len({int(i) for i in order.indices}) == len(order.indices)
+    return type(order) is SequentialSampler
 
 
 def _check_criterion(criterion: Any, loss_reduction: str) -> None:
