@@ -28,8 +28,9 @@ _REMEDY = (
     "every batch that is drawn must be stepped, whatever it holds, or what was skipped shows in the result and is "
     "missing in the ledger. Drop `if not torch.isfinite(loss): continue`: samples whose gradients are not finite count "
     "as zero by themselves. Drop `if len(x) == 0: continue`: an empty batch is a step with noise alone; if the model "
-    "cannot take one, call optimizer.step() for it without a backward pass. Read one batch at a time, not ahead, and "
-    "to read the data without training use the original DataLoader, or torch.no_grad()"
+    "cannot take one, call optimizer.step() for it without a backward pass. To accumulate gradients, use "
+    "max_physical_batch_size. Read one batch at a time, not ahead, and to read the data without training use the "
+    "original DataLoader, or torch.no_grad()"
 )
 
 
@@ -223,6 +224,8 @@ class PrivateOptimizer(Optimizer):
         self._consumed = current
         if self.rehearsal is not None:
             self.rehearsal(batches)
+        for parameter in self.gradients.trained:  # as after a step: a loop may look at them
+            parameter.grad = torch.zeros_like(parameter)
 
     def _add(self, batch: RecordedBatch) -> None:
         # The mean over a batch divided every sample's loss by the batch's size; views are averaged.
@@ -296,7 +299,8 @@ class PrivateOptimizer(Optimizer):
         """
         if batch is self._consumed:
             return
-        trained_on = self._consumed is not None and self._consumed.step[0] == batch.step[0]
+        last = self._consumed
+        trained_on = last is not None and not last.is_rehearsal and last.step[0] == batch.step[0]
         if torch.is_grad_enabled() or trained_on:
             raise RuntimeError(f"the loader was asked for the next batch, but the last was not stepped: {_REMEDY}")
         self._read_only = batch.step[0]

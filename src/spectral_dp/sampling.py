@@ -223,9 +223,10 @@ class PoissonLoader(_HandsOut):
         return math.ceil(round(self._size / self.batch_size, 9))  # rounded: N / (N * (1 / 49)) is a little above 49
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, step = self.position = self._start
+        self.position = self._start
         if not self.stop_when():
-            yield from self._rehearsals((epoch, step))
+            yield from self._rehearsals(self._start)
+        epoch, step = self.position = self._start  # only now: meanwhile the loop may have read an epoch
         self._start = (epoch + 1, 0)  # an epoch that is broken off is over: its coins are never tossed again
         plan, ahead = itertools.tee(self._draw(epoch, step))  # workers prefetch, so loading runs ahead of the plan
         loaded = self._load(indices for indices, _ in ahead if len(indices))
