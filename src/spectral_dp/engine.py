@@ -158,7 +158,8 @@ class PrivacyEngine:
         if rehearsal and not isinstance(loader.dataset, IterableDataset):
             loader.rehearse = Rehearsal(
                 private,
-                loader.dataset,
+                len(loader.dataset),  # type: ignore[arg-type]
+                loader.read,
                 collate_fn=loader.collate_fn,
                 max_batch_size=max_physical_batch_size if isinstance(loader, PoissonLoader) else loader.batch_size,
                 with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,

@@ -22,7 +22,7 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ _CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
 _RARELY_EMPTY = 32  # an expected batch size from which no empty batch (probability about e^-32) need be planned for
 # What is kept of a DataLoader: all that has no bearing on privacy (`in_order=False` would mix up logical steps).
 _WORKERS = ("num_workers", "worker_init_fn", "prefetch_factor", "persistent_workers", "multiprocessing_context")
+_AS_WORKERS = ("worker_init_fn", "multiprocessing_context", "timeout")
 _KEPT = (*_WORKERS, "generator", "timeout", "pin_memory")
 
 
@@ -88,6 +89,23 @@ class _HandsOut:
         self.stop_when: Callable[[], bool] = _never
         self.rehearse: Callable[[], Iterable[list[Any]]] = list
         self.settle: Callable[[PhysicalBatch], None] = _ignore
+
+    @property
+    def _loads(self) -> DataLoader[Any]:
+        """Which loads the batches."""
+        raise NotImplementedError
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """Returns single records, read where batches are: a dataset may be set up, or open its files, in a worker.
+
+        A file that this process has opened would be shared by the workers that are forked from it.
+        """
+        if not self._loads.num_workers:
+            return [self.dataset[i] for i in indices]
+        options: dict[str, Any] = {name: getattr(self._loads, name) for name in _AS_WORKERS}
+        return list(
+            DataLoader(self.dataset, batch_size=None, sampler=indices, collate_fn=_as_it_is, num_workers=1, **options)
+        )
 
     def _hand_out(self, batch: Any, description: PhysicalBatch) -> Iterator[Any]:
         self.current = description
@@ -203,6 +221,10 @@ class PoissonLoader(_HandsOut):
         )
 
     @property
+    def _loads(self) -> DataLoader[Any]:
+        return self._inner
+
+    @property
     def batch_size(self) -> float:
         """The expected size of a logical batch. The ledger and the divisor are built on it: it cannot be changed."""
         return self._batch_size
@@ -295,6 +317,10 @@ class CountingLoader(_HandsOut):
         self.dataset, self.collate_fn = data_loader.dataset, data_loader.collate_fn
         self._epoch = 0
 
+    @property
+    def _loads(self) -> DataLoader[Any]:
+        return self.data_loader
+
     def __len__(self) -> int:
         return len(self.data_loader)
 
@@ -310,6 +336,10 @@ class CountingLoader(_HandsOut):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["data_loader"], name)
+
+
+def _as_it_is(record: Any) -> Any:
+    return record
 
 
 def _never() -> bool:

@@ -1,5 +1,6 @@
 """Every loop that makes records meet is refused with the place named, and no loop that does not is refused."""
 
+import os
 import random
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from loops import COUPLED, INDEPENDENT, Caching, TimeFirst, cnn, images, mean_loss, private, train
 from privacy_checks import ScriptedNoise
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from spectral_dp import PrivacyEngine, RehearsalError, Relation, sampling
 
@@ -67,6 +68,37 @@ def test_layers_that_take_another_dimension_for_the_batch_are_refused():
     _, model, optimizer, loader = private(TimeFirst)
     with pytest.raises((RuntimeError, ValueError), match="first dimension"):
         train(model, optimizer, loader)
+
+
+class Opened(Dataset):
+    """Opens a file when it is first read, as data sets in HDF5 do: a worker must not share it with its parent."""
+
+    opened_by = None
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, i):
+        self.opened_by = self.opened_by or os.getpid()
+        assert self.opened_by == os.getpid()
+        return images()[i]
+
+
+@pytest.mark.parametrize("options", [{}, {"relation": Relation.REPLACE_ONE}])
+def test_records_are_read_by_workers_where_batches_are(options):
+    model, engine = cnn(), PrivacyEngine(**options)
+    data = Opened()
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=100, num_workers=1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        **({"poisson_sampling": False, "sample_rate": 1.0} if options else {}),
+    )
+    assert train(model, optimizer, loader) == 4
+    assert engine.accountant.ledger.steps == 2
+    assert data.opened_by is None
 
 
 def _seed():

@@ -37,7 +37,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 from spectral_dp.gradients.fingerprint import Fingerprint, held
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
@@ -102,7 +102,8 @@ class Rehearsal:
 
     Args:
         optimizer: The private optimizer; nothing of it is changed.
-        dataset: A map-style dataset, from which the records are taken.
+        size: How many records there are.
+        read: Returns the records with these numbers.
         collate_fn: The loader's; only whether it is torch's own matters, which keeps all records of one shape.
         max_batch_size: The most records to hand out at once.
         with_empty_batch: Whether to hand out an empty batch as well, because the run will meet some.
@@ -111,13 +112,14 @@ class Rehearsal:
     def __init__(
         self,
         optimizer: PrivateOptimizer,
-        dataset: Dataset[Any],
+        size: int,
+        read: Callable[[Sequence[int]], list[Any]],
         *,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
         max_batch_size: int | None = None,
         with_empty_batch: bool = False,
     ) -> None:
-        self._optimizer, self._dataset = optimizer, dataset
+        self._optimizer, self._size, self._read = optimizer, size, read
         self._gradients: ModelGradients = optimizer.gradients
         self._are_alike = collate_fn is default_collate
         self._large = min(_LARGE, max_batch_size or _LARGE)
@@ -316,11 +318,10 @@ class Rehearsal:
 
     def _records(self, test: int) -> list[Any]:
         """Returns the records of a test: a short one, the longest, and more; other ones for each test if possible."""
-        size = len(self._dataset)  # type: ignore[arg-type]
         needed = 2 * self._large + self._small
         if self._are_alike:
-            return [self._dataset[(3 * i + test) * size // (3 * needed)] for i in range(needed)]
-        candidates = [self._dataset[i * size // _CANDIDATES] for i in range(_CANDIDATES)]
+            return self._read([(3 * i + test) * self._size // (3 * needed) for i in range(needed)])
+        candidates = self._read([i * self._size // _CANDIDATES for i in range(_CANDIDATES)])
         candidates.sort(key=_length)
         longest, rest = candidates[-1], candidates[:-1]
         rest = rest[test:] + rest[:test]
