@@ -160,6 +160,12 @@ def noisy(loss):
     return lambda model, x, y: loss(model, x + 0.3 * torch.randn_like(x), y)
 
 
+def noisy_by_place(model, x, y):
+    """Augmentation from a generator that begins anew at every step: the first row always gets the same."""
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(7))
+    return mean_loss(model, x + 0.3 * noise, y)
+
+
 def mixed_if(says_so):
     """Records are mixed in some batches and not in others."""
 
@@ -310,6 +316,7 @@ INDEPENDENT = {
     "dropout that evaluation does not silence": (lambda: cnn(Apply(lambda x: F.dropout(x, 0.3))), mean_loss, {}),
     "noise in the model": (lambda: cnn(Apply(lambda x: x + torch.randn_like(x))), mean_loss, {}),
     "noise in the loop": (cnn, noisy(mean_loss), {}),
+    "noise in the loop, by place": (cnn, noisy_by_place, {}),
     "views": (cnn, views(interleaved), VIEWS),
     "random views": (cnn, views(interleaved, noise=0.3), VIEWS),
     "group norm": (lambda: cnn(nn.GroupNorm(2, 4)), mean_loss, {}),
