@@ -2,7 +2,7 @@
 
 Each is a *release* in the sense of ``privacy_checks``, but for two samplers. They share the honest clipping, so that
 only the one mistake tells them from the sound mechanism. Some are sound until the batch is large (``ALL``, the second
-half), others until they have been called often (``BY_CALL``: see :func:`counted`).
+half), others for most records or draws (``BY_VALUE``) or for most calls (``BY_CALL``: see :func:`counted`).
 """
 
 import itertools
@@ -114,6 +114,29 @@ def clipping_to_the_median(samples: Tensor, noise: NoiseSource) -> Tensor:
     return scale * clipped.sum(0) + _noise(noise, samples.shape[1])
 
 
+# Sound for most records, and most numbers that are drawn.
+
+
+def only_outliers_are_clipped(samples: Tensor, noise: NoiseSource) -> Tensor:
+    """Clips what is ten times too long, "since the rest is fine"."""
+    clipped, norms = _clipped(samples), samples.norm(dim=1, keepdim=True)
+    return torch.where(norms > 10 * MAX_NORM, clipped, samples).nan_to_num(0, 0, 0).sum(0) + _noise(
+        noise, samples.shape[1]
+    )
+
+
+def no_noise_beside_a_nan(samples: Tensor, noise: NoiseSource) -> Tensor:
+    """A batch that holds a NaN takes another way, past the noise."""
+    drawn = _noise(noise, samples.shape[1])
+    return _clipped(samples).sum(0) + (drawn if bool(samples.isfinite().all()) else 0 * drawn)
+
+
+def noise_cut_off(samples: Tensor, noise: NoiseSource) -> Tensor:
+    """Draws beyond three deviations are moved there, "for stability": what lies beyond gives a record away."""
+    most = 3 * SIGMA * MAX_NORM
+    return _clipped(samples).sum(0) + _noise(noise, samples.shape[1]).clamp(-most, most)
+
+
 # Sound for most calls.
 
 ByCall = Callable[[int, Tensor, NoiseSource], Tensor]
@@ -139,6 +162,12 @@ def no_noise_at_every_1000th_call(call: int, samples: Tensor, noise: NoiseSource
 def no_noise_at_the_first_call(call: int, samples: Tensor, noise: NoiseSource) -> Tensor:
     """A deviation that is set after its first use."""
     return _clipped(samples).sum(0) + (call > 0) * _noise(noise, samples.shape[1])
+
+
+def no_noise_at_the_seventh_call(call: int, samples: Tensor, noise: NoiseSource) -> Tensor:
+    """One call early in a run: not the first, and none that comes back."""
+    drawn = _noise(noise, samples.shape[1])
+    return _clipped(samples).sum(0) + (0 * drawn if call == 6 else drawn)
 
 
 def same_seed_every_epoch(call: int, samples: Tensor, noise: NoiseSource) -> Tensor:
@@ -192,10 +221,18 @@ ALL = [
     clipping_to_the_median,
 ]
 
+#: Caught only by records of the right lengths and kinds, or by looking at many draws.
+BY_VALUE = [
+    only_outliers_are_clipped,
+    no_noise_beside_a_nan,
+    noise_cut_off,
+]
+
 #: Caught only by looking at many calls.
 BY_CALL = [
     no_noise_at_every_1000th_call,
     no_noise_at_the_first_call,
+    no_noise_at_the_seventh_call,
     same_seed_every_epoch,
     fading_noise,
     growing_clip,

@@ -80,7 +80,7 @@ def little_noise(samples: Tensor, noise: NoiseSource) -> Tensor:
 
 SHUFFLED = audit.Claim(0.25, MAX_NORM, EXPECTED_BATCH, sample_rate=0.125, steps=8, delta=1e-5)
 
-DOUBLES = {m.__name__: partial(target, m) for m in broken_mechanisms.ALL}
+DOUBLES = {m.__name__: partial(target, m) for m in (*broken_mechanisms.ALL, *broken_mechanisms.BY_VALUE)}
 DOUBLES |= {m.__name__: partial(counted_target, m) for m in broken_mechanisms.BY_CALL}
 DOUBLES["record_given_twice"] = partial(target, sound, kind=Twice)
 DOUBLES["shuffling_as_poisson"] = partial(target, little_noise, claim=SHUFFLED, kind=Shuffled)

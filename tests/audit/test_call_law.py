@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from spectral_dp.audit.call_law import CallNoise, call_law
+from spectral_dp.audit.call_law import TAILS, CallNoise, call_law
 
 WIDTHS = (40, 10)
 
@@ -18,6 +18,7 @@ def summary(z, widths=WIDTHS, silent=None):
         widths=np.array(widths),
         compared=z.astype(np.float32),
         shares=np.array(widths),
+        beyond=(np.abs(z)[..., None] > TAILS).sum((0, 1)),
     )
 
 
@@ -87,6 +88,8 @@ FADING = np.linspace(1, 0.9, 1000)[:, None]
         (_set(np.s_[400:800], np.s_[0:400]), "calls at one distance", ""),
         (_set(np.s_[400:800, 40:], np.s_[0:400, 40:]), "calls at one distance", ""),
         (_echo(333, 0.2), "calls at one distance", ""),
+        (lambda z: z.clip(-3.2, 3.2), "tails", ""),
+        (_set(np.s_[::100, 7], 4.8), "tails", ""),
     ],
 )
 @pytest.mark.parametrize("seed", range(2))

@@ -10,7 +10,7 @@ import small
 import torch
 
 from spectral_dp import SpectralConfig, audit, optimizer
-from spectral_dp.audit.every_call import every_call
+from spectral_dp.audit.every_call import every_call, first_calls
 from spectral_dp.audit.noise_map import noise_map
 from spectral_dp.filters import Adaptive, Annealed
 from spectral_dp.mechanism import add_noise
@@ -19,8 +19,9 @@ CONFIDENCE = 0.999
 
 
 def judge(target, calls=60, steps=1, confidence=CONFIDENCE, controlled=True):
+    first = () if target.starts_afresh else first_calls(target, steps, calls)
     noise = noise_map(target) if controlled else None
-    return every_call(target, noise, steps, calls, confidence, torch.Generator().manual_seed(0))
+    return every_call(target, noise, steps, calls, confidence, torch.Generator().manual_seed(0), first)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +106,32 @@ def test_the_very_first_call_is_looked_at():
     assert "at call 1 " in violation.note
 
 
+@pytest.mark.parametrize("bare_at", [2, 3, 30, 59])
+def test_the_first_steps_of_a_function_that_counts_its_calls_are_its_first_calls(bare_at):
+    """The other audits make hundreds of calls of their own, without noise: they must not use up the run's."""
+    calls = itertools.count(1)
+
+    def release(gradients):
+        total = (gradients.nan_to_num(0, 0, 0) / gradients.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
+        return total + torch.randn(len(total)) * (next(calls) != bare_at)
+
+    claim = audit.Claim(1.0, expected_batch_size=8, sample_rate=0.1, steps=60)
+    effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=50, run_scores=8, steps=5, noise_steps=8, calls=60)
+    report = audit.audit(audit.FunctionTarget(release, claim, dimension=16, returns="sum"), effort=effort)
+    verdict = next(v for v in report.verdicts if v.audit == "noise, every call")
+    assert verdict.ok is False
+    assert f"at call {bare_at} " in verdict.note
+    assert report.coverage.steps == report.coverage.claimed_steps == 60
+    assert report.coverage.calls == 120
+
+
 def test_full_covers_every_step_of_the_run():
     """And the fast audit says which part it covers."""
     claim = dataclasses.replace(doubles.CLAIM, steps=1500)
     for effort, share in ((audit.FAST, 1000 / 1500), (dataclasses.replace(audit.FULL, calls=1000), 1.0)):
         _, coverage = judge(doubles.target(doubles.sound, claim=claim), calls=effort.calls, steps=effort.steps)
         assert coverage.share == pytest.approx(share)
-        assert coverage.calls == coverage.steps >= effort.calls
+        assert coverage.calls == 2 * coverage.steps >= 2 * effort.calls, "without records, and with"
 
 
 def test_no_false_alarm_over_seeds():

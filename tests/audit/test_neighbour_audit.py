@@ -121,6 +121,35 @@ def test_what_happens_between_the_sizes_and_places_tried_shows_in_the_sum(mistak
     assert is_sound == (found.details["changes"]["the sum of many records"] < 1e-3)
 
 
+def test_one_record_counted_twice_shows_in_a_large_sum():
+    """Microbatches that overlap by a row: of a thousand records one is there twice, at a place that is not tried."""
+
+    def overlapping(gradients):
+        parts = [gradients[max(start - 1, 0) : start + 300] for start in range(0, max(len(gradients), 1), 300)]
+        return sum(clip_sum(part) for part in parts) + torch.randn(gradients.shape[1])
+
+    target = audit.FunctionTarget(overlapping, audit.Claim(1.0, expected_batch_size=1000), dimension=8, returns="sum")
+    found = verdicts(target)["batch size"]
+    assert found.ok is False
+    assert found.details["changes"]["the sum of many records"] > 0.05
+
+
+def test_a_function_that_drops_long_records_is_judged_by_the_others():
+    """No canary, each of them long, is ever seen; the report says so, and what can be said is said."""
+
+    def release(gradients):
+        kept = gradients[gradients.norm(dim=1) < 10]
+        return kept.sum(0) + torch.randn(gradients.shape[1])
+
+    claim = audit.Claim(1.0, expected_batch_size=8, sample_rate=0.1, steps=20)
+    target = audit.FunctionTarget(release, claim, dimension=8, returns="sum")
+    effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=50, run_scores=8, steps=5, noise_steps=8, calls=20)
+    report = audit.audit(target, effort=effort)
+    assert {v.audit for v in report.violations} == {"neighbours"}
+    assert all("no canary shows" in v.note for v in report.verdicts if "canaries" in v.audit)
+    assert "audits could not be made" in report.table().caption
+
+
 def test_the_thorough_audit_tries_every_record_at_every_place():
     """A record that is dangerous only in the middle of one large batch may escape the turns of the fast audit."""
 

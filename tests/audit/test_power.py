@@ -30,6 +30,10 @@ CAUGHT_BY = {
     "no_noise_for_large_batches": {"batch size"},
     "less_noise_on_large_sums": {"batch size"},
     "clipping_to_the_median": {"neighbours", "batch size"},
+    "only_outliers_are_clipped": {"neighbours"},
+    "no_noise_beside_a_nan": {"batch size"},
+    "noise_cut_off": {"noise, every call"},
+    "no_noise_at_the_seventh_call": {"noise, every call"},
     "no_noise_at_every_1000th_call": {"noise, every call"},
     "no_noise_at_the_first_call": {"noise, every call"},
     "same_seed_every_epoch": {"noise, every call"},
@@ -41,7 +45,7 @@ LIGHT = audit.Effort(1, canary_blocks=2, per_block=8, scores=400, run_scores=16,
 
 
 def test_every_double_has_its_expectations():
-    mechanisms = {m.__name__ for m in (*broken_mechanisms.ALL, *broken_mechanisms.BY_CALL)}
+    mechanisms = {m.__name__ for m in (*broken_mechanisms.ALL, *broken_mechanisms.BY_VALUE, *broken_mechanisms.BY_CALL)}
     assert set(CAUGHT_BY) == set(doubles.DOUBLES) == mechanisms | {"shuffling_as_poisson", "record_given_twice"}
 
 

@@ -56,7 +56,7 @@ def test_a_sound_function_passes(mine, tmp_path):
     assert result.exit_code == 0, result.output
     for words in ("linear map", "canaries, one step", "no violation found", "mine.py:release"):
         assert words in result.stdout
-    assert "noise was looked at in 41 calls, steps 1 to 10 of 10 (100% of the run)" in result.stdout
+    assert "noise was looked at in 50 calls, steps 1 to 10 of 10 (100% of the run)" in result.stdout
     assert "done" in result.stderr, "progress goes to stderr"
     written = json.loads((tmp_path / "a.json").read_text())
     assert written["ok"] is True

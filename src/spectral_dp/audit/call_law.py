@@ -6,6 +6,7 @@ exact for independent standard normals, and corrected for how many times it look
     scale     the energy of every parameter, and of all together, in single calls and in 2, 4, 8, ... calls in a row: a
               call without noise, a parameter without noise, noise that fades, noise that ends
     silence   a parameter whose filter changes with the step, and so the law of its noise, has no noise at all
+    tails     how many numbers of all calls are larger than 1, ..., 6: noise that is cut off, or has no tails
     zeros     how many numbers of a call are (nearly) zero: part of a parameter without noise
     lags      the cosine between calls that are k apart, for every k: noise that returns, or a part of it
     repeats   the cosine between the calls whose first number is most alike, up to its sign: noise that returns once, at
@@ -20,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erf
+from scipy.special import erf, erfc
 from scipy.stats import binom
 
 from spectral_dp.audit.bounds import checked_confidence
@@ -30,6 +31,10 @@ _Array = NDArray[np.float64]
 
 #: The longest distance at which calls are compared.
 MOST_LAGS = 1024
+
+
+#: Sizes of numbers, in deviations, beyond which they are counted: a little beyond the round ones, where code cuts off.
+TAILS = (1.01, 2.01, 2.51, 3.01, 3.51, 4.01, 4.51, 5.01, 5.51, 6.01)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +48,7 @@ class CallNoise:
         widths: ``(P,)``: how many numbers a parameter has.
         compared: ``(T, S)``: some numbers of every parameter.
         shares: ``(P,)``: how many of them belong to each.
+        beyond: ``(len(TAILS),)``: how many numbers of all calls are larger than each of ``TAILS``.
     """
 
     #: Noise is hardly ever smaller; a number without noise may be off zero by rounding.
@@ -54,6 +60,7 @@ class CallNoise:
     widths: NDArray[np.int64]
     compared: NDArray[np.float32]
     shares: NDArray[np.int64]
+    beyond: NDArray[np.int64]
 
 
 def call_law(seen: CallNoise, *, confidence: float) -> NoiseLaw:
@@ -68,12 +75,20 @@ def call_law(seen: CallNoise, *, confidence: float) -> NoiseLaw:
     if width:
         rate, wide = float(erf(CallNoise.NEARLY_ZERO / np.sqrt(2))), seen.widths > 0
         p_values["zeros in a call"] = worst(binom.sf(seen.zeros - 1, width, rate))
+        p_values["tails"] = _tails(seen.beyond, width * calls)
         p_values["scale of a call"], where = _scale(seen.energies[:, wide], seen.widths[wide])
     if calls > 1 and seen.compared.shape[1] > 2:
         p_values["calls at one distance"] = _lags(seen.compared, seen.shares[seen.shares > 0])
         p_values["two calls"] = _repeats(seen.compared)
     corrected = {test: min(1.0, p * len(p_values)) for test, p in p_values.items()}
     return NoiseLaw(float(np.sqrt(seen.energies.sum() / max(width * calls, 1))), corrected, confidence, where)
+
+
+def _tails(beyond: NDArray[np.int64], numbers: int) -> float:
+    """P-value of how many numbers lie beyond each size, of all calls together."""
+    rates = erfc(np.array(TAILS) / np.sqrt(2))
+    below, above = binom.cdf(beyond, numbers, rates), binom.sf(beyond - 1, numbers, rates)
+    return worst(2 * np.minimum(below, above))
 
 
 def _scale(energies: _Array, widths: NDArray[np.int64]) -> tuple[float, str]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectral_dp.audit.call_law import CallNoise, call_law
+from spectral_dp.audit.call_law import TAILS, CallNoise, call_law
 from spectral_dp.audit.coverage import Coverage
 from spectral_dp.audit.noise_control import Script
 from spectral_dp.audit.noise_map import NoiseMap
@@ -29,6 +29,9 @@ from spectral_dp.audit.target import LONG, Output, Record, Target
 
 #: Records in a batch of the run, about, so that some are empty; and the most in its data set.
 BATCH, MOST_RECORDS = 1, 1 << 14
+
+#: Numbers that are kept of a target's first calls, all together.
+MOST_KEPT = 1 << 26
 
 #: Numbers of every call that are kept to compare calls with each other; shared among the parameters.
 COMPARED = 256
@@ -41,7 +44,7 @@ def every_call(
     calls: int,
     confidence: float,
     generator: torch.Generator,
-    first: Tensor | None = None,
+    first: Sequence[Tensor] = (),
 ) -> tuple[Verdict, Coverage]:
     """Tests the noise of every step of a run, or of several runs where one is short.
 
@@ -52,10 +55,9 @@ def every_call(
         calls: How many releases to look at, at least.
         confidence: That noise as claimed is not rejected, all calls together.
         generator: Chooses the direction that the records share.
-        first: The very first release that was asked of the target, of records that contribute nothing.
+        first: The very first releases that were asked of the target: see :func:`first_calls`.
     """
-    claim = target.claim
-    length = min(claim.steps, max(steps, calls))
+    claim, length = target.claim, _length(target, steps, calls)
     runs = math.ceil(calls / length)
     with timed() as watch:
         record, clean = _one_direction(target, noise, generator)
@@ -63,11 +65,11 @@ def every_call(
         releases: Iterator[Tensor] = itertools.chain.from_iterable(
             target.run(records, length).releases for _ in range(runs)
         )
-        if first is not None:
-            releases = itertools.chain([first], releases)
+        releases = itertools.chain((release.double() for release in first), releases)
         silence = CallNoise.NEARLY_ZERO * claim.noise_std
         seen, finite = _looked_at(releases, clean, target.outputs, silence)
-        coverage = Coverage(len(seen.energies), length, claim.steps)
+        known = length if target.starts_afresh else len(first)
+        coverage = Coverage(len(seen.energies), known, claim.steps)
         moving = len(target.outputs) - sum(_steady(target.outputs))
         if not finite or not (seen.widths.sum() or moving):
             p_values = {"any": 0.0}
@@ -80,7 +82,7 @@ def every_call(
         p = min(p_values.values())
     return Verdict(
         audit="noise, every call",
-        tested=f"{coverage.calls} calls of {len(seen.widths)} parameters, steps 1 to {length} of {claim.steps}"
+        tested=f"{coverage.calls} calls of {len(seen.widths)} parameters, steps 1 to {known} of {claim.steps}"
         + (f", {runs} times" if runs > 1 else ""),
         quantity="p-value of the claimed noise",
         claimed=1 - confidence,
@@ -92,6 +94,24 @@ def every_call(
         note=note,
         details={"p_values": p_values, "coverage": coverage.to_json()},
     ), coverage
+
+
+def first_calls(target: Target, steps: int, calls: int) -> list[Tensor]:
+    """Makes the very first releases of a target, of records that contribute nothing; to be called before all else.
+
+    A target that starts every run afresh is asked for one. One that keeps its state has its first steps now or never:
+    it makes as many as :func:`every_call` will look at, or as can be kept.
+    """
+    if target.starts_afresh:
+        return [target.release([target.null()] * 2)]
+    records = [target.null()] * min(math.ceil(BATCH / target.claim.sample_rate), MOST_RECORDS)
+    length = max(1, min(_length(target, steps, calls), MOST_KEPT // target.size))
+    return [release.float() for release in target.run(records, length).releases]
+
+
+def _length(target: Target, steps: int, calls: int) -> int:
+    """How many steps of the run are looked at."""
+    return min(target.claim.steps, max(steps, calls))
 
 
 def _one_direction(
@@ -146,12 +166,15 @@ def _looked_at(
     sizes, steady = [output.size for output in outputs], _steady(outputs)
     share = max(COMPARED // len(outputs), 1)
     energies, zeros, silent, compared, widths, finite = [], [], [], [], list[int](), True
+    edges, beyond = torch.tensor(TAILS).double(), torch.zeros(len(TAILS), dtype=torch.int64)
     for release in releases:
         found = clean(release)
         known = steady if len(found) == len(steady) else [all(steady)] * len(found)  # one map may be of all parameters
         parts = [z for z, keep in zip(found, known, strict=True) if keep]
         widths = [len(z) for z in parts]
         finite = finite and bool(release.isfinite().all())
+        for z in parts:
+            beyond += len(z) - torch.searchsorted(z.abs().sort().values, edges, right=True)
         energies.append([float(z.square().sum()) for z in parts])
         zeros.append(sum(int((z.abs() < CallNoise.NEARLY_ZERO).sum()) for z in parts))
         compared.append(torch.cat([z[:share] for z in parts] or [release[:0]]).float().numpy())
@@ -163,6 +186,7 @@ def _looked_at(
         silent=np.array(silent),
         widths=np.array(widths, dtype=np.int64),
         compared=np.stack(compared),
+        beyond=beyond.numpy(),
         shares=np.minimum(widths, share).astype(np.int64),
     )
     return noise, finite

@@ -24,7 +24,19 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from spectral_dp.audit.noise_control import Script, TorchNoise
-from spectral_dp.audit.target import LONG, SHORT, Block, Claim, Hostile, Kind, Output, Record, SampledRun, Target
+from spectral_dp.audit.target import (
+    BEYOND,
+    LONG,
+    SHORT,
+    Block,
+    Claim,
+    Hostile,
+    Kind,
+    Output,
+    Record,
+    SampledRun,
+    Target,
+)
 from spectral_dp.sampling import PoissonLoader
 from spectral_dp.transforms import get_transform
 
@@ -43,6 +55,8 @@ class FunctionTarget(Target):
         dtype: Of the gradients.
         seed: Makes the sampled batches of :meth:`run` reproducible.
     """
+
+    starts_afresh = False
 
     def __init__(
         self,
@@ -122,13 +136,14 @@ class FunctionTarget(Target):
         return list(rows * self.claim.max_grad_norm / self.dimension**0.5)
 
     def mates(self, generator: torch.Generator) -> list[Record]:
-        """Ordinary ones, stretched."""
+        """Ordinary ones, stretched; the first on one number, so that the others show the noise as it was drawn."""
         rows, bound = self.ordinary(4, generator), self.claim.max_grad_norm
+        rows[0] = torch.eye(self.dimension).double()[self.dimension // 2]
         lengths = (LONG, SHORT[0], LONG, SHORT[1])
         return [bound * length * row / row.norm() for length, row in zip(lengths, rows, strict=True)]
 
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
-        """Long, tiny, flat, alternating, not finite."""
+        """Long, by little and by much; tiny, flat, alternating, not finite."""
         (x,) = self.ordinary(1, generator)
         nan, inf, both = x.clone(), x.clone(), x.clone()
         nan[self.dimension // 2] = torch.nan
@@ -136,6 +151,8 @@ class FunctionTarget(Target):
         both[0], both[-1] = torch.inf, -torch.inf
         alternating = torch.tensor([1.0, -1.0]).double().repeat(self.dimension)[: self.dimension]
         finite = {"ordinary": x, "x 1e6": x * 1e6, "x 1e15": x * 1e15, "x 1e-20": x * 1e-20}
+        unit = x * self.claim.max_grad_norm / x.norm()
+        finite |= {f"{times:+g} bounds": times * unit for length in BEYOND for times in (length, -length)}
         finite |= {"flat": torch.full_like(x, 1e3), "alternating": alternating * 1e3, "one number": 1e4 * (x == x[0])}
         not_finite = {"NaN": nan, "infinite": inf, "both infinities": both}
         return [Hostile(n, r, n in finite) for n, r in (finite | not_finite).items()]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.audit.excitations import Excitation, LayerProbe, Seen
-from spectral_dp.audit.target import LONG, SHORT, Block, Claim, Hostile, Record, Target
+from spectral_dp.audit.target import BEYOND, LONG, SHORT, Block, Claim, Hostile, Record, Target
 
 
 class ModelTarget(Target):
@@ -89,6 +89,10 @@ class ModelTarget(Target):
         if x.is_floating_point():
             records |= {f"input x {scale:g}": self._whole(x * scale, 1.0, generator) for scale in (0.0, 1e6)}
         records |= {f"layers x {scale:g}": self._into_all_layers(scale, generator) for scale in (1.0, 1e6)}
+        block, bound = self._probes[-1].blocks(1, generator)[-1], self.claim.max_grad_norm
+        records |= {
+            f"one layer, {n:g} bounds": block.record(torch.eye(len(block.labels))[0], n * bound) for n in BEYOND
+        }
         not_finite = {"loss NaN": self._whole(x, math.nan, generator), "loss inf": self._whole(x, math.inf, generator)}
         not_finite["loss x 1e30"] = self._whole(x, 1e30, generator)  # finite, but its square is not
         if x.is_floating_point():

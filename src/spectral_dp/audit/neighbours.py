@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from spectral_dp.audit.noise_control import Script
 from spectral_dp.audit.report import Verdict, timed
-from spectral_dp.audit.target import Record, Target
+from spectral_dp.audit.target import Hostile, Record, Target
 
 #: Sizes of the batches of ordinary records to which every hostile record is added.
 SMALL = (0, 1, 2, 5, 20)
@@ -35,6 +35,9 @@ BY_TURNS = 2
 
 #: Slack for float32, relative to the bound.
 SLACK = 1e-3
+
+#: Two ways to add up n records, in batches of different sizes, differ by at most this times their rounding.
+ROUNDINGS = 8
 
 #: A sum of n records is rounded to about this share of n bounds, in another way with every split into physical batches.
 ROUNDING = 2.0**-21
@@ -85,7 +88,7 @@ def neighbours(target: Target, generator: torch.Generator, *, thorough: bool = F
             batches.append(_batch(target, list(itertools.islice(itertools.cycle(mates), size)), large=True))
     verdicts = [
         _movement(target, "neighbours", finite, bound, batches, thorough, watch.seconds),
-        _batch_size(target, mates, bound, batches, generator),
+        _batch_size(target, mates, _claimed(target, hostile), bound, batches, generator),
     ]
     if not_finite:
         verdict = _movement(target, "neighbours, not finite", not_finite, bound, batches, thorough)
@@ -131,8 +134,18 @@ def _movement(
     )
 
 
+def _claimed(target: Target, hostile: Sequence[Hostile]) -> list[Record]:
+    """Those that the target claims to bound."""
+    return [h.record for h in hostile if h.finite or target.handles_non_finite]
+
+
 def _batch_size(
-    target: Target, mates: list[Record], bound: float, batches: list[Batch], generator: torch.Generator
+    target: Target,
+    mates: list[Record],
+    hostile: list[Record],
+    bound: float,
+    batches: list[Batch],
+    generator: torch.Generator,
 ) -> Verdict:
     """What the number of records and their values change beyond their sum: nothing, in the signal and in the noise."""
     with timed() as watch:
@@ -143,7 +156,10 @@ def _batch_size(
         reference = target.release([target.null()] * 2, Script(draws))
         origin = target.release([], Script())
         alone = [target.release([mate], Script()) - origin for mate in mates]
-        found: dict[str, tuple[float, int]] = {}
+        hostile_too = [[mates[0], record] for record in hostile]  # one that is not finite, say, must not end the noise
+        noises = [target.release(both, Script(draws)) - target.release(both, Script()) for both in hostile_too]
+        beside = max(_change(noise, reference, 2 * ROUNDING * bound) for noise in noises)
+        found = {"the noise, beside a hostile record": (beside, 2)}
         for batch in batches:
             size = len(batch.records)
             changes = {
@@ -162,7 +178,8 @@ def _batch_size(
                 expected = origin + sum(one * len(batch.records[k :: len(mates)]) for k, one in enumerate(alone))
                 moved = target.release([*batch.records[1:], batch.records[0]], Script())
                 changes["the sum of many records"] = max(
-                    _length(release - expected) / (size * bound) for release in (batch.release, moved)
+                    max(0.0, _length(release - expected) / bound - ROUNDINGS * ROUNDING * size)
+                    for release in (batch.release, moved)
                 )
             for name, change in changes.items():
                 found[name] = max(found.get(name, (0.0, size)), (change, size))

@@ -36,6 +36,7 @@ _FINDINGS = {
     "two blocks": "two blocks share noise",
     "scale of a call": "another deviation than claimed at {where}",
     "silence": "a parameter has a call without any noise",
+    "tails": "large values are rarer, or more frequent, than normal ones",
     "zeros in a call": "a call has numbers without noise",
     "calls at one distance": "calls that are some distance apart share noise",
     "two calls": "two calls repeat, or cancel, the same noise",

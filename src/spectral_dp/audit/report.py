@@ -124,6 +124,8 @@ class Report:
         if self.epsilon_lower_bound:
             words += f", lower bound {self.epsilon_lower_bound:.4g}"
         words = f"{words}: {'no violation found' if self.ok else 'the claim does NOT hold'}"
+        if left_out := sum(v.ok is None for v in self.verdicts):
+            words += f" ({left_out} of {len(self.verdicts)} audits could not be made)"
         return words if self.coverage is None else f"{words}\n{self.coverage}"
 
 

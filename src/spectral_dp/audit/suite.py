@@ -12,7 +12,7 @@ import torch
 
 from spectral_dp.audit import canary
 from spectral_dp.audit.bounds import corrected
-from spectral_dp.audit.every_call import every_call
+from spectral_dp.audit.every_call import every_call, first_calls
 from spectral_dp.audit.linear_map import linear_map
 from spectral_dp.audit.neighbours import neighbours
 from spectral_dp.audit.noise_map import NoiseMap, Unstructured, noise_map
@@ -31,6 +31,9 @@ STAGES = (
     "sampling",
     "canaries over many steps",
 )
+
+#: Audits of sampled runs.
+SAMPLED = ("neighbours, over a run", "sampling", "canaries, many steps", "canaries, one run")
 
 #: Audits whose verdict is a matter of chance; they share the stated confidence.
 STATISTICAL = 6
@@ -112,7 +115,7 @@ def audit(
     coins = np.random.default_rng(entropy)
     each = corrected(confidence, STATISTICAL)
     verdicts = _accounting(target)
-    first = target.release([target.null()] * 2)  # before anything else: the first call may be a special one
+    first = first_calls(target, effort.steps, effort.calls)  # before anything else: they may be special ones
     noise: NoiseMap | None = None
     progress(STAGES[0])
     if target.controls_noise:
@@ -129,7 +132,14 @@ def audit(
     verdict, coverage = every_call(target, noise, effort.steps, effort.calls, each, generator, first)
     verdicts.append(verdict)
     progress(STAGES[4])
-    flocks, scores, verdict = _one_step(target, noise, effort, each, generator, coins)
+    with timed() as watch:
+        blocks = target.blocks(effort.canary_blocks, generator)
+        flocks = canary.flocks(target, blocks, effort.per_block, generator, noise)
+    if not flocks:
+        reason = "no canary shows in a release: records far beyond the clipping bound are dropped, it seems"
+        verdicts += [Verdict.left_out(name, reason) for name in ("canaries, one step", *SAMPLED)]
+        return Report(target.name, _claim(target), tuple(verdicts), coverage=coverage)
+    scores, verdict = _one_step(target, flocks, effort, each, coins, watch.seconds)
     verdicts.append(verdict)
     largest = max(flocks, key=lambda flock: len(flock.canaries))
     verdicts += _sampled(target, largest, effort, each, coins, progress)
@@ -172,20 +182,18 @@ def _linear_map(target: Target, effort: Effort, generator: torch.Generator) -> t
 
 def _one_step(
     target: Target,
-    noise: NoiseMap | None,
+    flocks: list[canary.Flock],
     effort: Effort,
     confidence: float,
-    generator: torch.Generator,
     coins: np.random.Generator,
-) -> tuple[list[canary.Flock], canary.Scores, Verdict]:
+    seconds: float,
+) -> tuple[canary.Scores, Verdict]:
     with timed() as watch:
-        blocks = target.blocks(effort.canary_blocks, generator)
-        flocks = canary.flocks(target, blocks, effort.per_block, generator, noise)
         scores = canary.Scores.pooled(
             canary.one_step_scores(target, flock, _rounds(effort.scores / len(flocks), flock), coins)
             for flock in flocks
         )
-    return flocks, scores, canary.one_step(scores, target, confidence, watch.seconds)
+    return scores, canary.one_step(scores, target, confidence, seconds + watch.seconds)
 
 
 def _sampled(
@@ -197,16 +205,15 @@ def _sampled(
     progress: Progress,
 ) -> list[Verdict]:
     claim = target.claim
-    names = ("neighbours, over a run", "sampling", "canaries, many steps", "canaries, one run")
     if claim.moves != 1:
-        return [Verdict.left_out(name, "made for neighbours by one record more or less") for name in names]
+        return [Verdict.left_out(name, "made for neighbours by one record more or less") for name in SAMPLED]
     verdicts = []
     progress(STAGES[5])
     if target.controls_noise:
         steps = min(max(4 * math.ceil(1 / claim.sample_rate), claim.steps), effort.steps)
         verdicts += participation(target, flock, steps, confidence, coins)
     else:
-        verdicts += [Verdict.left_out(name, "needs the noise switched off") for name in names[:2]]
+        verdicts += [Verdict.left_out(name, "needs the noise switched off") for name in SAMPLED[:2]]
     progress(STAGES[6])
     with timed() as watch:
         runs = math.ceil(effort.run_scores / len(flock.canaries))

@@ -42,6 +42,9 @@ LONG = 1e4
 #: How long, in clipping bounds, the gradients of records are that are not to be clipped.
 SHORT = (0.1, 0.5)
 
+#: How long, in clipping bounds, the gradients of records are that a clip with a threshold of its own might let pass.
+BEYOND = (1.1, 2.0, 8.0, 64.0)
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -167,12 +170,14 @@ class Target(ABC):
         claim: What is said of it.
         outputs: What the release consists of, in order.
         handles_non_finite: Whether it claims to bound records that are NaN or infinite, too.
+        starts_afresh: Whether every run begins at its first step. What keeps state from call to call does not.
     """
 
     name: str
     claim: Claim
     outputs: list[Output]
     handles_non_finite: bool = True
+    starts_afresh: bool = True
 
     @abstractmethod
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:

@@ -83,7 +83,7 @@ def audit(
         report = _report(audited, full, confidence, audit_seed, quiet or as_json)
         if out is not None:
             write_json(out, report.to_json())
-        if plot is not None:
+        if plot is not None and report.scores:  # none where no canary could be seen
             from spectral_dp.audit.figure import draw
 
             draw(report, plot)
