@@ -166,7 +166,7 @@ def _looked_at(
     sizes, steady = [output.size for output in outputs], _steady(outputs)
     share = max(COMPARED // len(outputs), 1)
     energies, zeros, silent, compared, widths, finite = [], [], [], [], list[int](), True
-    edges, beyond = torch.tensor(TAILS).double(), torch.zeros(len(TAILS), dtype=torch.int64)
+    beyond = np.zeros(len(TAILS), dtype=np.int64)
     for release in releases:
         found = clean(release)
         known = steady if len(found) == len(steady) else [all(steady)] * len(found)  # one map may be of all parameters
@@ -174,7 +174,7 @@ def _looked_at(
         widths = [len(z) for z in parts]
         finite = finite and bool(release.isfinite().all())
         for z in parts:
-            beyond += len(z) - torch.searchsorted(z.abs().sort().values, edges, right=True)
+            beyond += _beyond(z)
         energies.append([float(z.square().sum()) for z in parts])
         zeros.append(sum(int((z.abs() < CallNoise.NEARLY_ZERO).sum()) for z in parts))
         compared.append(torch.cat([z[:share] for z in parts] or [release[:0]]).float().numpy())
@@ -186,10 +186,19 @@ def _looked_at(
         silent=np.array(silent),
         widths=np.array(widths, dtype=np.int64),
         compared=np.stack(compared),
-        beyond=beyond.numpy(),
+        beyond=beyond,
         shares=np.minimum(widths, share).astype(np.int64),
     )
     return noise, finite
+
+
+def _beyond(z: Tensor) -> list[int]:
+    """How many numbers are larger than each of ``TAILS``; of those that are, few are left to look at again."""
+    rest, counts = z.abs(), list[int]()
+    for size in TAILS:
+        rest = rest[rest > size]
+        counts.append(len(rest))
+    return counts
 
 
 def _steady(outputs: Sequence[Output]) -> list[bool]:

@@ -188,7 +188,7 @@ def _batch_size(
     return Verdict(
         audit="batch size",
         tested=f"presence, sum and noise, {_in_words(target, batches)}",
-        quantity="relative change",
+        quantity="change, in bounds or relative",
         claimed=0.0,
         measured=most,
         wanted="at most",
