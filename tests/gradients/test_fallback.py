@@ -311,6 +311,20 @@ def test_recurrent_layers(make, dtype):
     assert relative_error(batch.squared_norms().sum(0), norm_of(expected)) < tolerance
 
 
+def test_samples_in_the_second_dimension_are_told_of():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(6, 2), nn.Linear(6, 2)
+
+        def forward(self, x):
+            x = x.transpose(0, 1)
+            return self.head(self.attention(x, x, x)[0].mean(0))
+
+    with pytest.raises(RuntimeError, match=r"MultiheadAttention .* make it with batch_first=True"):
+        run(Last(), torch.randn(4, 4, 6))
+
+
 class Branching(Own):
     """A branch on a value, which torch.func cannot run for several samples at once."""
 

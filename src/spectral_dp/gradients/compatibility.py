@@ -21,7 +21,7 @@ def find_problems(model: nn.Module) -> list[str]:
         elif isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
             problems.append(
                 f"{where} normalises each sample by the others of the batch: replace it by nn.GroupNorm, as "
-                "spectral_dp.gradients.fix(model) does, or put it in eval mode"
+                "PrivacyEngine.get_compatible_module(model) does, or put it in eval mode"
             )
     return problems
 

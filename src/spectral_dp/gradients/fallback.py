@@ -59,6 +59,11 @@ class FallbackRule(FormedRule[nn.Module]):
         recorded = together if x.output is None or x.output.dtype != self.dtype else x.output
         differ = _differ(alone, together, _ALONE) | _differ(alone, recorded, _AS_RECORDED)
         if int(differ.sum()) > max(1, len(differ) // 8):
+            if getattr(self.module, "batch_first", True) is False:
+                raise RuntimeError(
+                    f"{self._name} was made with batch_first=False, so samples are not in the first dimension of its "
+                    "input: make it with batch_first=True, and give it (samples, steps, features)"
+                )
             raise RuntimeError(
                 f"{self._name} gives a sample another output when it is run again, alone, than in its batch: it mixes "
                 "them, draws random numbers, remembers earlier forward passes (a counter, a hidden state), or was "

@@ -329,7 +329,8 @@ class RecordedBatch:
             raise ValueError(
                 f"layers {' and '.join(map(repr, sizes.values()))} saw different numbers of rows: keep samples in the "
                 "first dimension of every layer's input; give a layer whose input all samples share, such as their "
-                "positions, a row for each sample (x.expand(len(batch), ...)); and call take() after each batch"
+                "positions, a row for each sample (x.expand(len(batch), ...)); and without a PrivacyEngine call "
+                "take() after each batch"
             )
         return next(iter(sizes), 0)
 

@@ -83,7 +83,10 @@ class StateGuard:
     def explanation(self, changed: Iterable[str]) -> str:
         """Says what changed and what to do about it."""
         entries = held(self._model)
-        listed = ", ".join(f"{entries[n].kind} {n!r}" if n in entries else f"{n!r} (now gone)" for n in changed)
+        listed = ", ".join(
+            f"{entries[n].kind} {n!r}" if n in entries else f"attribute {n!r} (set, or removed, by the pass)"
+            for n in changed
+        )
         return (
             f"a forward pass left something behind in the model: {listed}. What it writes there is raw data that "
             "nobody clips or noises, and it stays for later steps and in the saved model. Use layers that keep "

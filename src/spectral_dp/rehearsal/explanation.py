@@ -23,7 +23,7 @@ def wrong_reduction(announced: Literal["mean", "sum"]) -> str:
     return (
         f"the loss is a {other} over the batch, but loss_reduction={announced!r} was announced, so every gradient is "
         f"clipped at the wrong scale: pass loss_reduction={other!r} to make_private, or reduction={announced!r} to the "
-        f"loss. {_OFF}"
+        "loss"
     )
 
 
