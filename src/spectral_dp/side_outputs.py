@@ -45,11 +45,18 @@ class SideOutputs:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._before: list[Tensor] = []
+        self._buffers: dict[str, tuple[Tensor, int]] = {}
+        self._is_plain = _stores_nothing(module)
+        if self._is_plain:
+            return
         self._before = [stored.value for stored in stored_tensors(module)]
         self._buffers = {name: (b, b._version) for name, b in module.named_buffers()}
 
     def written_buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers that were written since: the next forward pass may write them again."""
+        if self._is_plain:
+            return {}
         return {
             name: b.detach().clone()
             for name, b in self._module.named_buffers()
@@ -68,6 +75,8 @@ class SideOutputs:
         Returns:
             The aliases as they are stored, each with what it replaces.
         """
+        if self._is_plain:
+            return []
         known = {id(t): t for t in self._before} | {id(t): other for t, other in harmless.items()}
         replaced = []
         for stored in list(stored_tensors(self._module)):
@@ -91,6 +100,15 @@ def stored_tensors(module: nn.Module) -> Iterator[Stored]:
                 yield Stored(attributes, name, None, value)
             elif isinstance(value, list | tuple | dict) and name not in _OF_EVERY_MODULE:
                 yield from (Stored(attributes, name, key, v) for key, v in _items(value) if isinstance(v, Tensor))
+
+
+def _stores_nothing(module: nn.Module) -> bool:
+    """Whether a module is a layer of torch's or ours as it was written, and without parts: these only return."""
+    return (
+        type(module).__module__.startswith(("torch.nn.", "spectral_dp.layers"))
+        and "forward" not in vars(module)
+        and not (module._modules or module._buffers or module._forward_hooks or module._forward_pre_hooks)
+    )
 
 
 def _items(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
