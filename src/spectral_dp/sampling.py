@@ -83,17 +83,13 @@ class _HandsOut:
 
     dataset: Dataset[Any]
     collate_fn: Callable[[list[Any]], Any]
+    _loads: DataLoader[Any]  # the batches
 
     def __init__(self) -> None:
         self.current: PhysicalBatch | None = None
         self.stop_when: Callable[[], bool] = _never
         self.rehearse: Callable[[], Iterable[list[Any]]] = list
         self.settle: Callable[[PhysicalBatch], None] = _ignore
-
-    @property
-    def _loads(self) -> DataLoader[Any]:
-        """Which loads the batches."""
-        raise NotImplementedError
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """Returns single records, read where batches are: a dataset may be set up, or open its files, in a worker.
@@ -186,7 +182,7 @@ class PoissonLoader(_HandsOut):
         self._size, self._seed, self._feed = size, seed, _Feed()
         like = DataLoader(dataset) if like is None else like
         options: dict[str, Any] = {name: getattr(like, name) for name in _KEPT}
-        self._inner = DataLoader(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
+        self._inner = self._loads = DataLoader(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
         self.collate_fn = like.collate_fn
         self._plain = like.collate_fn is default_collate and not (like.num_workers or like.pin_memory)
         if self.may_be_empty:
@@ -219,10 +215,6 @@ class PoissonLoader(_HandsOut):
             reproducibility_over_privacy=reproducibility_over_privacy,
             like=like,
         )
-
-    @property
-    def _loads(self) -> DataLoader[Any]:
-        return self._inner
 
     @property
     def batch_size(self) -> float:
@@ -313,13 +305,9 @@ class CountingLoader(_HandsOut):
     def __init__(self, data_loader: DataLoader[Any]) -> None:
         super().__init__()
         _refuse_repeated_records(data_loader.dataset)
-        self.data_loader = data_loader
+        self.data_loader = self._loads = data_loader
         self.dataset, self.collate_fn = data_loader.dataset, data_loader.collate_fn
         self._epoch = 0
-
-    @property
-    def _loads(self) -> DataLoader[Any]:
-        return self.data_loader
 
     def __len__(self) -> int:
         return len(self.data_loader)

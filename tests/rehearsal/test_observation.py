@@ -16,7 +16,7 @@ X, Y = torch.randn(9, 20), torch.arange(9) % 4
 def observed(rows, reduction="mean"):
     gradients = ModelGradients(MODEL)
     F.cross_entropy(MODEL(X[rows]), Y[rows], reduction=reduction).backward()
-    observation = observe(gradients, gradients.take_all())
+    observation = observe(gradients, gradients.take_all(), reduction, 0.0)
     gradients.remove()
     return observation
 
@@ -54,7 +54,7 @@ def test_samples_that_are_not_finite_are_left_out():
     gradients = ModelGradients(MODEL)
     bad = torch.cat([X[:4], torch.full((1, 20), torch.nan)])
     F.cross_entropy(MODEL(bad), Y[:5], reduction="sum").backward()
-    observation = observe(gradients, gradients.take_all())
+    observation = observe(gradients, gradients.take_all(), "sum", 0.0)
     gradients.remove()
     assert mismatch("sum", [observation], [observed(slice(0, 4), "sum")]) < 1e-5
     assert observation.samples == 5
@@ -65,3 +65,21 @@ def test_an_empty_batch_is_nothing():
     assert observation.samples == 0
     assert all(not observation.sums[kind].any() for kind in KINDS)
     assert mismatch("sum", [observation], [observation]) == 0
+
+
+def test_gradients_of_next_to_nothing_count_for_little():
+    """Their direction is rounding; that of the others is not changed much."""
+    gradients = ModelGradients(MODEL)
+    weights = torch.ones(9)
+    weights[0] = 1e-7
+
+    def observation(floor):
+        (F.cross_entropy(MODEL(X), Y, reduction="none") * weights).sum().backward()
+        return observe(gradients, gradients.take_all(), "sum", floor)
+
+    with_floor, without = observation(None), observation(0.0)
+    gradients.remove()
+    assert 0 < with_floor.floor < 0.1
+    without_the_first = observed(slice(1, 9), "sum")
+    assert mismatch("direction", [with_floor], [without_the_first]) < 0.02
+    assert mismatch("direction", [without], [without_the_first]) > 0.1

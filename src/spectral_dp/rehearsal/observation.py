@@ -18,8 +18,12 @@ from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 
 _PLACES = 32
 
+#: Gradients shorter than this part of the longest count for less than a direction: they may be nothing but rounding, as
+#: those of samples that a trained model is sure of.
+_FLOOR = 1e-3
+
 #: What is added up over the samples of a batch: the gradients as recorded, as the loss being a sum says; times the
-#: number of samples, as its being a mean says; or their directions, of which each has length one.
+#: number of samples, as its being a mean says; or their directions, of which each has a length of nearly one.
 Sum = Literal["sum", "mean", "direction"]
 KINDS: tuple[Sum, ...] = ("sum", "mean", "direction")
 
@@ -32,32 +36,50 @@ class Observation:
         sums: For each kind of sum, ``(L, K)``: one row a block.
         mean_norm: Average length of the gradients as recorded, over all blocks.
         samples: How many there were.
+        floor: Added to the length of a gradient before it is divided by it.
         precision: The unit of the coarsest arithmetic in which gradients arrived.
     """
 
     sums: Mapping[Sum, Tensor]
     mean_norm: float
     samples: int
+    floor: float
     precision: float
 
 
-def observe(gradients: ModelGradients, batches: Sequence[RecordedBatch]) -> Observation:
-    """Sums up what the backward passes over one batch recorded."""
+def observe(
+    gradients: ModelGradients,
+    batches: Sequence[RecordedBatch],
+    reduction: Literal["sum", "mean"],
+    floor: float | None = None,
+) -> Observation:
+    """Sums up what the backward passes over one batch recorded.
+
+    Args:
+        gradients: Of the model.
+        batches: What each backward pass recorded.
+        reduction: How the loss is said to combine samples.
+        floor: That of an earlier observation, to compare with it; where None, it is set by this one.
+    """
     blocks = [parameters for _, parameters in gradients.trained_blocks]
     totals = {kind: torch.zeros(len(blocks), _PLACES, dtype=torch.float64) for kind in KINDS}
-    norms: list[Tensor] = []
-    for batch in batches:
-        lengths = batch.squared_norms().sum(0).sqrt()
-        usable = lengths.isfinite() & (lengths > 0)
-        as_recorded = _sketch(blocks, batch.clipped_sums(usable.double()))
+    lengths = [batch.squared_norms().sum(0).sqrt() for batch in batches]
+    usable = [v.isfinite() & (v > 0) for v in lengths]
+    recorded = torch.cat([v[u] for v, u in zip(lengths, usable, strict=True)]) if batches else torch.zeros(0)
+    scales = [batch.size if reduction == "mean" else 1 for batch in batches]
+    if floor is None:
+        floor = _FLOOR * max(
+            (float(v[u].max()) * n for v, u, n in zip(lengths, usable, scales, strict=True) if u.any()), default=0.0
+        )
+    for batch, length, is_usable, scale in zip(batches, lengths, usable, scales, strict=True):
+        as_recorded = _sketch(blocks, batch.clipped_sums(is_usable.double()))
         totals["sum"] += as_recorded
         totals["mean"] += batch.size * as_recorded
-        inverse = torch.where(usable, 1 / lengths.where(usable, torch.ones_like(lengths)), 0.0)
-        totals["direction"] += _sketch(blocks, batch.clipped_sums(inverse))
-        norms.append(lengths[usable])
-    lengths = torch.cat(norms) if norms else torch.zeros(0)
+        inverse = scale / (length * scale + floor).where(is_usable, torch.ones_like(length))
+        totals["direction"] += _sketch(blocks, batch.clipped_sums(inverse * is_usable))
+    mean_norm = float(recorded.mean()) if len(recorded) else 0.0
     precision = max((batch.precision for batch in batches), default=0.0)
-    return Observation(totals, float(lengths.mean()) if len(lengths) else 0.0, sum(b.size for b in batches), precision)
+    return Observation(totals, mean_norm, sum(batch.size for batch in batches), floor, precision)
 
 
 def mismatch(kind: Sum, plus: Sequence[Observation], minus: Sequence[Observation]) -> float:

@@ -126,6 +126,7 @@ class Rehearsal:
         self._with_empty_batch = with_empty_batch
         self._schedulers: list[LRScheduler] | None = None
         self._observed: list[Observation] = []
+        self._floor: float | None = None
         self._left_behind: list[tuple[Fingerprint, set[str]]] = []
         self._traces: list[list[Visit]] = []
         self._script = self._procedure()
@@ -202,7 +203,7 @@ class Rehearsal:
             self._compare_scales([*passes, *quiet])  # it depends on the order: random numbers remain
             return
         other: Sum = "sum" if self._optimizer.loss_reduction == "mean" else "mean"
-        if self._agree(quiet, _tolerance(quiet), (other, "direction")):
+        if self._agree(quiet, _tolerance(quiet), (other,)):
             raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
         raise RehearsalError(depends_on_size(self._meeting(_tolerance(quiet)), self._optimizer.views))
 
@@ -261,7 +262,9 @@ class Rehearsal:
 
     def _observe(self, batches: list[RecordedBatch]) -> None:
         """Called by ``optimizer.step()``."""
-        self._observed.append(observe(self._gradients, batches))
+        observation = observe(self._gradients, batches, self._optimizer.loss_reduction, self._floor)
+        self._floor = observation.floor
+        self._observed.append(observation)
         model, (untouched, attributes) = self._gradients.model, self._before
         after = Fingerprint(model)
         rebound = [name for name, value in _attributes(model).items() if attributes.get(name) is not value]
