@@ -169,7 +169,7 @@ def test_initialisation_from_the_first_batch_is_refused():
     model = Holds(_initialise_from_data)
     model.store.frozen.data.zero_()
     gradients = ModelGradients(model)
-    with pytest.raises(RuntimeError, match="initialisation before"):
+    with pytest.raises(RuntimeError, match="initialisation from public data"):
         train_step(model, gradients, torch.randn(4, 6))
 
 

@@ -90,8 +90,9 @@ class StateGuard:
         return (
             f"a forward pass left something behind in the model: {listed}. What it writes there is raw data that "
             "nobody clips or noises, and it stays for later steps and in the saved model. Use layers that keep "
-            "nothing of their input (GroupNorm rather than running statistics, max_norm=None, initialisation before "
-            "the model is made private), and return what the loss needs instead of storing it"
+            "nothing of their input (GroupNorm rather than running statistics, max_norm=None, initialisation from "
+            "public data), return what the loss needs instead of storing it, and begin with a fresh model: a parameter "
+            "that was written is not put back"
         )
 
     def _enter(self, module: nn.Module) -> None:
