@@ -10,18 +10,16 @@ import pytest
 import torch
 from scipy import stats
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     Subset,
     TensorDataset,
     default_collate,
-    random_split,
 )
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from spectral_dp.sampling import CountingLoader, PhysicalBatch, PoissonLoader, _poisson_sample
+from spectral_dp.sampling import PhysicalBatch, PoissonLoader, _poisson_sample
 
 ALPHA = 1e-5  # the checks below also run on secret coins: one false alarm in thousands of runs
 N, Q = 300, 0.1
@@ -590,40 +588,6 @@ def test_a_loader_of_opacus_is_taken_over():
     assert len(loader) == len(given) == 9
     assert loader.sample_rate == pytest.approx(1 / 9, rel=1e-15)
     assert len([x for (x,) in loader]) == 9
-
-
-REPEATING = {
-    "a list": lambda d: Subset(d, [*range(40), 3]),
-    "counted from the end": lambda d: Subset(d, [0, 39, -1]),
-    "a tensor": lambda d: Subset(d, torch.tensor([1, 2, 1])),
-    "a subset of a subset": lambda d: Subset(Subset(d, range(20)), [5, 6, 5]),
-    "the same data twice": lambda d: ConcatDataset([d, d]),
-    "overlapping subsets": lambda d: ConcatDataset([Subset(d, range(20)), Subset(d, range(19, 40))]),
-}
-
-
-@pytest.mark.parametrize("choose", REPEATING.values(), ids=REPEATING)
-def test_records_that_are_there_several_times_are_refused(choose):
-    """One person's record would count several times in a batch; the guarantee is for one."""
-    data = TensorDataset(torch.arange(40.0))
-    with pytest.raises(ValueError, match="more than once"):
-        PoissonLoader(choose(data), batch_size=2)
-    with pytest.raises(ValueError, match="more than once"):
-        CountingLoader(DataLoader(choose(data), batch_size=2))
-
-
-@pytest.mark.parametrize(
-    "choose",
-    [
-        lambda d: ConcatDataset([Subset(d, range(20)), Subset(d, range(20, 40))]),
-        lambda d: ConcatDataset([d, TensorDataset(torch.arange(40.0))]),
-        lambda d: Subset(d, torch.randperm(40)),
-        lambda d: random_split(d, [30, 10])[0],
-    ],
-    ids=["disjoint subsets", "two data sets", "a permutation", "random_split"],
-)
-def test_records_that_are_there_once_are_not(choose):
-    PoissonLoader(choose(TensorDataset(torch.arange(40.0))), batch_size=2)
 
 
 def test_pieces_are_numbered_within_their_step():

@@ -17,12 +17,11 @@ The loader sees to the first two.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,18 +29,16 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     Dataset,
-    IterableDataset,
-    Subset,
-    TensorDataset,
     default_collate,
 )
 from torch.utils.data.sampler import RandomSampler, SequentialSampler
+
+from spectral_dp.records import by_index, number_of_records, refuse_repeated_records, without_records
 
 _CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
 _RARELY_EMPTY = 32  # an expected batch size from which no empty batch (probability about e^-32) need be planned for
@@ -115,7 +112,7 @@ class _HandsOut:
 
     def _empty_batch(self) -> Any:
         one, two = ([self.dataset[0] for _ in range(n)] for n in (1, 2))  # none shared: a collate_fn may change them
-        return _without_records(self.collate_fn(one), self.collate_fn(two))
+        return without_records(self.collate_fn(one), self.collate_fn(two))
 
 
 class PoissonLoader(_HandsOut):
@@ -159,7 +156,7 @@ class PoissonLoader(_HandsOut):
         reproducibility_over_privacy: bool = False,
         like: DataLoader[Any] | None = None,
     ) -> None:
-        size = _number_of_records(dataset)
+        size = number_of_records(dataset)
         if not 0 < batch_size <= size:
             raise ValueError(
                 f"the expected batch size must be positive and at most the {size} records of the dataset, got "
@@ -173,7 +170,7 @@ class PoissonLoader(_HandsOut):
                 "privacy: leave the seed out, or pass reproducibility_over_privacy=True for an experiment"
             )
         super().__init__()
-        _refuse_repeated_records(dataset)
+        refuse_repeated_records(dataset)
         self.dataset = dataset
         self._batch_size = batch_size
         self.max_physical_batch_size = max_physical_batch_size
@@ -265,7 +262,7 @@ class PoissonLoader(_HandsOut):
             yield from ((part, i == len(parts)) for i, part in enumerate(parts, start=1))
 
     def _load(self, index_lists: Iterator[NDArray[np.intp]]) -> Iterator[Any]:
-        if self._plain and (whole_batch := _by_index(self.dataset)):  # equal to what the inner loader would give
+        if self._plain and (whole_batch := by_index(self.dataset)):  # equal to what the inner loader would give
             return map(whole_batch, map(torch.from_numpy, index_lists))
         self._feed.index_lists = (indices.tolist() for indices in index_lists)
         loaded = iter(self._inner)
@@ -304,7 +301,7 @@ class CountingLoader(_HandsOut):
 
     def __init__(self, data_loader: DataLoader[Any]) -> None:
         super().__init__()
-        _refuse_repeated_records(data_loader.dataset)
+        refuse_repeated_records(data_loader.dataset)
         self.data_loader = self._loads = data_loader
         self.dataset, self.collate_fn = data_loader.dataset, data_loader.collate_fn
         self._epoch = 0
@@ -347,19 +344,6 @@ class _Feed:
         return self.index_lists
 
 
-def _by_index(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
-    """How to take a whole batch at once, without a look at single records; None unless it is all in tensors."""
-    if type(dataset) is TensorDataset:
-        return lambda i: [t.index_select(0, i.to(t.device)) for t in dataset.tensors]
-    if type(dataset) is Subset and (of_all := _by_index(dataset.dataset)):
-        indices: Any = dataset.indices
-        chosen: NDArray[Any] = np.array(indices.cpu().numpy() if isinstance(indices, torch.Tensor) else indices)
-        # Anything unusual, such as counting from the end, is a matter for the general way.
-        if chosen.ndim == 1 and np.issubdtype(chosen.dtype, np.integer) and bool((chosen >= 0).all()):
-            return lambda i: of_all(torch.from_numpy(chosen[i.numpy()].astype(np.int64)))
-    return None
-
-
 def _poisson_sample(size: int, sample_rate: float, key: bytes, epoch: int, step: int) -> NDArray[np.intp]:
     """Tosses a coin for each of ``size`` records, other ones for each (epoch, step) of a key; returns the heads."""
     nonce = bytes(8) + epoch.to_bytes(4, "little") + step.to_bytes(4, "little")  # the first 8 bytes count blocks
@@ -372,77 +356,9 @@ def _poisson_sample(size: int, sample_rate: float, key: bytes, epoch: int, step:
     return np.concatenate(heads)
 
 
-def _without_records(one: Any, two: Any) -> Any:
-    """Returns a batch of no record, given batches of one and of two: what numbers the records is what grew."""
-    if isinstance(one, torch.Tensor | np.ndarray):
-        grown = [axis for axis, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
-        if grown:
-            return one[(slice(None),) * grown[0] + (slice(0),)]
-    elif isinstance(one, list | tuple) and len(one) != len(two):
-        return one[:0]
-    elif isinstance(one, str | bytes | int | float | None) and one == two:
-        return one
-    elif isinstance(one, MutableMapping):  # also those that pytree does not know, such as UserDict
-        empty = copy.copy(one)
-        empty.update({key: _without_records(one[key], two[key]) for key in one})
-        return empty
-    else:
-        children, spec = tree_flatten(one, is_leaf=lambda node: node is not one)
-        if not spec.is_leaf():
-            others = tree_leaves(two, is_leaf=lambda node: node is not two)
-            return tree_unflatten([_without_records(a, b) for a, b in zip(children, others, strict=True)], spec)
-    shape = f" of shape {tuple(one.shape)}" if hasattr(one, "shape") else ""
-    raise TypeError(
-        f"cannot make an empty batch: collate_fn returned a {type(one).__name__}{shape} in which no axis numbers the "
-        "records. Return tensors, arrays or lists with an entry per record, in tuples, lists, dicts or classes known "
-        "to torch.utils._pytree"
-    )
-
-
-def _refuse_repeated_records(dataset: Dataset[Any]) -> None:
-    """A record that is in the data several times is clipped, and counted, several times."""
-    if type(dataset) not in (Subset, ConcatDataset):
-        return
-    places = _places(dataset, {})
-    if places is not None and len(np.unique(places)) < len(places):
-        raise ValueError(
-            "the dataset holds some records more than once (a Subset or ConcatDataset repeats them), so one record "
-            "would count several times in a batch while the guarantee is for one: list every record once, and to give "
-            "some more weight, weigh their losses"
-        )
-
-
-def _places(dataset: Dataset[Any], numbers: dict[int, int]) -> NDArray[np.int64] | None:
-    """A number for each record of nested subsets and concatenations, equal where they hold the very same; or None."""
-    if type(dataset) is Subset:
-        inner, chosen = _places(dataset.dataset, numbers), np.asarray(dataset.indices)
-        if inner is not None and chosen.ndim == 1 and np.issubdtype(chosen.dtype, np.integer):
-            return inner[chosen]
-        return None
-    if type(dataset) is ConcatDataset:
-        parts = [_places(part, numbers) for part in dataset.datasets]
-        known = [part for part in parts if part is not None]
-        return np.concatenate(known) if len(known) == len(parts) else None
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return None
-    number = numbers.setdefault(id(dataset), len(numbers))
-    return np.arange(len(dataset), dtype=np.int64) + (number << 40)
-
-
-def _number_of_records(dataset: Dataset[Any]) -> int:
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise TypeError(
-            f"{type(dataset).__name__} is not a map-style dataset, but Poisson sampling draws any record at any step: "
-            "give a dataset with __getitem__ and __len__, e.g. read the stream into a list"
-        )
-    if (size := len(dataset)) == 0:
-        raise ValueError("the dataset is empty, so no batch can be drawn: check the path or the filter it comes from")
-    return size
-
-
 def _expected_batch_size(data_loader: DataLoader[Any]) -> float:
     """The batch size of a loader, if Poisson batches can stand for those it would give."""
-    size, batches = _number_of_records(data_loader.dataset), getattr(data_loader, "batch_sampler", None)
+    size, batches = number_of_records(data_loader.dataset), getattr(data_loader, "batch_sampler", None)
     if batches is None:
         raise ValueError("a DataLoader with batch_size=None makes no batches: set batch_size")
     kind = type(batches)

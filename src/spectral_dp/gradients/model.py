@@ -23,19 +23,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from spectral_dp.clipping import row_norms
+from spectral_dp.gradients.blocks import Layer, by_shared_parameters, layers_of
 from spectral_dp.gradients.compatibility import validate
 from spectral_dp.gradients.fallback import FallbackRule
 from spectral_dp.gradients.precision import full_precision
-from spectral_dp.gradients.rule import Rule, Spectral, differences, find_rule, weighted_sum
+from spectral_dp.gradients.rule import Rule, Spectral, differences, weighted_sum
 from spectral_dp.gradients.state import StateGuard
 from spectral_dp.recorder import Call, Capture, Condense, Recorder
-
-
-class Layer(NamedTuple):
-    """A layer of the model: its name there, and its rule."""
-
-    name: str
-    rule: Rule[Any]
 
 
 class Owner(NamedTuple):
@@ -64,8 +58,8 @@ class ModelGradients:
     def __init__(self, model: nn.Module, spectral: Mapping[str, Spectral] | None = None) -> None:
         validate(model)
         self.model = model
-        layers = _layers(model, dict(spectral or {}))
-        self.blocks = _by_shared_parameters(layers)
+        layers = layers_of(model, dict(spectral or {}))
+        self.blocks = by_shared_parameters(layers)
         self._owners: dict[nn.Parameter, Owner] = {}
         for layer in layers:
             for name, parameter in layer.rule.parameters().items():
@@ -333,61 +327,6 @@ class RecordedBatch:
                 "take() after each batch"
             )
         return next(iter(sizes), 0)
-
-
-def _layers(model: nn.Module, spectral: dict[str, Spectral]) -> list[Layer]:
-    """Every module with parameters of its own, with its rule; what a fallback covers is not listed again."""
-    layers: list[Layer] = []
-    covered: set[nn.Module] = set()
-    for name, module in model.named_modules():
-        has_own = any(True for _ in module.parameters(recurse=False)) or nn.utils.parametrize.is_parametrized(module)
-        if module in covered or not has_own:
-            continue
-        make: Callable[[Any, Spectral], Rule[Any]] = find_rule(module) or FallbackRule
-        try:
-            rule = make(module, spectral.pop(name, Spectral()))
-        except ValueError as error:
-            raise ValueError(f"layer {name!r}: {error}") from error
-        if isinstance(rule, FallbackRule):
-            covered.update(module.modules())
-        layers.append(Layer(name, rule))
-    if swallowed := [name for name in spectral if dict(model.named_modules()).get(name) in covered]:
-        fallbacks = ", ".join(repr(layer.name) for layer in layers if isinstance(layer.rule, FallbackRule))
-        raise ValueError(
-            f"layers {swallowed} cannot be filtered: they lie inside {fallbacks}, which has parameters of its own and "
-            "no rule, so it is handled as a whole. Move those parameters into layers of their own"
-        )
-    if spectral:
-        known = ", ".join(repr(layer.name) for layer in layers)
-        raise ValueError(f"no trained layer named {', '.join(map(repr, spectral))}: the model has {known}")
-    return layers
-
-
-def _by_shared_parameters(layers: list[Layer]) -> list[list[Layer]]:
-    blocks: list[tuple[set[nn.Parameter], list[Layer]]] = []
-    for layer in layers:
-        parameters, members = set(layer.rule.parameters().values()), [layer]
-        for block in [b for b in blocks if b[0] & parameters]:
-            blocks.remove(block)
-            parameters |= block[0]
-            members = block[1] + members
-        blocks.append((parameters, members))
-    for _, members in blocks:
-        _check_same_release(members)
-    return [members for _, members in blocks]
-
-
-def _check_same_release(members: list[Layer]) -> None:
-    """Layers that share a parameter must release it in the same coordinates."""
-    seen: dict[nn.Parameter, Layer] = {}
-    for layer in members:
-        for name, parameter in layer.rule.parameters().items():
-            other = seen.setdefault(parameter, layer)
-            if other.rule.spectral != layer.rule.spectral:
-                raise ValueError(
-                    f"layers {other.name!r} and {layer.name!r} share {name!r} but release it differently: give both "
-                    f"the same setting (they have {other.rule.spectral} and {layer.rule.spectral})"
-                )
 
 
 def _check_covered(model: nn.Module, owners: Mapping[nn.Parameter, Owner]) -> None:
