@@ -123,6 +123,7 @@ class PoissonLoader(_HandsOut):
     batch is handed out, :attr:`current` is set to describe it. In a run that an engine made private, the first
     iteration begins with a few small batches of a rehearsal.
 
+    >>> from torch.utils.data import TensorDataset
     >>> loader = PoissonLoader(TensorDataset(torch.arange(10.0)), batch_size=4, max_physical_batch_size=2)
     >>> len(loader), loader.sample_rate
     (3, 0.4)
