@@ -12,6 +12,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_engine import BATCH, N, cnn, setup, task, train, weights
@@ -81,6 +82,14 @@ class TestFiles:
             path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
             with suppress(CheckpointError):
                 assert checkpoint.seal(checkpoint.load(path)) == checkpoint.seal(state)
+
+    def test_learning_rates_of_numpy_are_saved_as_numbers(self, tmp_path):
+        """They come from np.logspace; without this, the first save of a long run would fail."""
+        engine, model, _, _ = setup(lr=np.float64(0.25))
+        save(tmp_path / "run.pt", engine, model, grid=[np.float32(0.5)])
+        state = checkpoint.load(tmp_path / "run.pt")
+        assert state["optimizer"]["param_groups"][0]["lr"] == 0.25
+        assert state["extra"] == {"grid": [0.5]}
 
     def test_what_could_not_be_read_back_is_not_written(self, tmp_path):
         path = tmp_path / "run.pt"

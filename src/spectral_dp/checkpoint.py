@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from spectral_dp.files import whole_file
@@ -27,6 +28,7 @@ class CheckpointError(ValueError):
 
 def save(state: Mapping[str, Any], path: str | os.PathLike[str], **torch_save_kwargs: Any) -> None:
     """Seals a checkpoint and writes it atomically: at any moment the path holds the old file or the new one, whole."""
+    state = _plain(state)
     whole = {**state, "format": FORMAT, "version": VERSION, "seal": seal(state)}
     with whole_file(path) as file:
         torch.save(whole, file, **torch_save_kwargs)
@@ -73,6 +75,15 @@ def seal(state: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     _fold(state, digest)
     return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, such as a learning rate from ``np.logspace``: only these can be read back."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return {k: _plain(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def _fold(value: Any, digest: Any) -> None:
