@@ -47,4 +47,4 @@ def test_the_spacing_is_as_stated():
     sigmas = sorted({sigma for sigma, _ in merged})
     steps = [math.log(b / a) for a, b in itertools.pairwise(sigmas)]
     assert steps == pytest.approx([1 / 64] * len(steps))
-    assert level == 5
+    assert level == 3

@@ -8,7 +8,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 from spectral_dp import composition
 from spectral_dp.accounting import gaussian_delta, gaussian_epsilon
-from spectral_dp.composition import Losses, coarser, discretised, repeated, summed
+from spectral_dp.composition import Losses, coarser, cost_of_moving, discretised, repeated, summed
 from spectral_dp.pairs import dominating_pairs
 from spectral_dp.relations import Relation
 
@@ -49,6 +49,39 @@ def test_negative_control_rounding_losses_to_the_next_point_does_not_only_add():
     masses = np.bincount(nearest - nearest[0], fine.masses)
     rounded = Losses(2**-6, int(nearest[0]), masses, fine.infinite)
     assert any(rounded.delta(epsilon) < fine.delta(epsilon) * (1 - 1e-6) for epsilon in np.arange(0, 40) * 2.0**-6)
+
+
+@pytest.mark.parametrize("interval", [2.0**-10, 2.0**-4, 1.0, 8.0])
+def test_moving_costs_no_more_than_is_set_aside_for_it(interval):
+    """Catches a cost that is too small for some loss: a single point, anywhere in its cell, is the worst there is."""
+    cost, control = cost_of_moving(interval, 1), _randomised_response(interval / 2)
+    exceeded = []
+    for place in range(16):
+        point = Losses(interval / 16, 3 * 16 + place, np.ones(1), 0.0)
+        moved = coarser(point, interval)
+        for epsilon in np.linspace(0, 5 * interval, 101):
+            assert moved.delta(epsilon) <= summed(_on_finer(cost, 16), point).delta(epsilon) + 1e-13
+            exceeded.append(moved.delta(epsilon) - summed(_on_finer(control, 8), point).delta(epsilon))
+    assert max(exceeded) > 0.01 * min(interval, 1), "the control, half of what is set aside, must not be enough"
+
+
+def _randomised_response(epsilon):
+    up = 1 / (1 + math.exp(-epsilon))
+    return Losses(epsilon, -1, np.array([1 - up, 0.0, up]), 0.0)
+
+
+def _on_finer(losses, ratio):
+    masses = np.zeros(ratio * (len(losses.masses) - 1) + 1)
+    masses[::ratio] = losses.masses
+    return Losses(losses.interval / ratio, ratio * losses.low, masses, losses.infinite)
+
+
+def test_the_cost_of_moving_adds_up_over_kinds():
+    one, other = (coarser(repeated(_step(sigma, 0.1, 2**-9)[0], 20), 2**-4) for sigma in (1.0, 3.0))
+    unmoved = summed(*(repeated(_step(sigma, 0.1, 2**-9)[0], 20) for sigma in (1.0, 3.0)))
+    set_aside = summed(coarser(unmoved, 2**-4), cost_of_moving(2**-4, 2))
+    for epsilon in (0.0, 0.1, 0.5, 1.0, 2.0):
+        assert unmoved.delta(epsilon) <= summed(one, other).delta(epsilon) <= set_aside.delta(epsilon)
 
 
 def test_sums_and_powers_are_the_gaussian_of_all_steps():

@@ -5,6 +5,7 @@ import math
 import time
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import assume, given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from spectral_dp import coarsening, privacy_loss
 from spectral_dp.accounting import MAX_STEPS, Ledger, delta, epsilon
+from spectral_dp.composition import Losses
 from spectral_dp.relations import Relation
 
 ADD, REPLACE = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE
@@ -240,11 +242,39 @@ def test_negative_control_a_grouping_that_hangs_on_the_kinds_present_is_seen(bro
     assert max(_falls(schedule, [(s, 0.02, 1)], "pld", ADD) for s in (1.0, 3.1, 3.3, 3.5)) > 1e-3
 
 
-def test_the_level_that_rises_lets_epsilon_fall_by_no_more_than_is_stated():
-    """96 kinds beside one point of the grid cost roundings to the common grid, which are gone once they are one."""
-    schedule = [(1 + 1e-13 * (kind + 1), 0.01, 1000) for kind in range(coarsening.MAX_KINDS)]
-    fall = _falls(schedule, [(1e4, 1e-5, 1)], "pld", Relation.REPLACE_ONE)
-    assert 1e-6 < fall < 1e-4
+JUST_ABOVE_ONE_POINT = [(1 + 1e-13 * kind, 0.01, 1000) for kind in range(2, coarsening.MAX_KINDS + 1)]
+ONE_OF_THEM = (1 + 1e-13, 0.01, 1000)
+LOUD = (0.0101, 1e-9, 1)  # hardly ever takes part, but makes the common grid coarse
+ONE_KIND_MORE = [(1e4, 1e-5, 1)]
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("last", [ONE_OF_THEM, LOUD])
+def test_epsilon_does_not_fall_where_the_97th_kind_raises_the_level(relation, last):
+    """Catches a level that costs less than the one below: 96 kinds beside one point of the grid become one."""
+    assert _falls([*JUST_ABOVE_ONE_POINT, last], ONE_KIND_MORE, "pld", relation) <= 0
+
+
+def test_negative_control_without_the_cost_of_moving_epsilon_falls_there(monkeypatch):
+    nothing = Losses(1.0, 0, np.ones(1), 0.0)
+    monkeypatch.setattr(privacy_loss, "cost_of_moving", lambda interval, times: nothing._replace(interval=interval))
+    assert _falls([*JUST_ABOVE_ONE_POINT, ONE_OF_THEM], ONE_KIND_MORE, "pld", REPLACE) > 1e-6
+    assert _falls([*JUST_ABOVE_ONE_POINT, LOUD], ONE_KIND_MORE, "pld", ADD) > 1e-4
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.floats(0.5, 8),
+    st.sampled_from([1e-13, 1e-4, 1e-2]),
+    st.sampled_from([1e-4, 0.01, 0.1]),
+    st.integers(1, 1000),
+    st.sampled_from([None, LOUD, (0.3, 1e-5, 1), (0.7, 1.0, 2)]),
+    st.lists(phases, min_size=1, max_size=3),
+)
+def test_epsilon_never_falls_beside_the_level_where_kinds_are_merged(start, width, rate, steps, loud, added):
+    """Random ledgers of just as many kinds as are composed one by one, with steps added to that."""
+    schedule = [(start * (1 + width * i), rate, steps) for i in range(coarsening.MAX_KINDS)]
+    assert _falls([*([loud] if loud else []), *schedule][: coarsening.MAX_KINDS], added, "pld", ADD) <= 1e-6
 
 
 def test_a_finer_grid_for_less_variance_would_let_epsilon_fall(monkeypatch):
@@ -252,7 +282,7 @@ def test_a_finer_grid_for_less_variance_would_let_epsilon_fall(monkeypatch):
     loud, quiet = [(0.8, 0.02, 300)], [(8.0, 0.003, 40)]
     assert _falls(loud, quiet, "pld", ADD) <= 0
 
-    def by_the_mean(phases, relation):
+    def by_the_mean(phases, relation, level):
         variance = sum(map(privacy_loss.loss_variance, phases)) / sum(phase.steps for phase in phases)
         interval = privacy_loss._power_of_two(0.3 * math.sqrt(variance))
         return privacy_loss._sum_of_losses(tuple((phase, interval) for phase in phases), relation, interval)

@@ -6,8 +6,8 @@ together is computed in ``privacy_loss.py``, and tested against ``dp_accounting`
 
 Formal guarantee. If every step ran as above, with the ``noise_multiplier`` σ and ``sample_rate`` q given here, all
 releases together are ``(ε, δ)``-DP for neighbours under ``relation``, also when a query depends on earlier releases.
-Each number returned is an *upper* bound on what is spent (infinity is one), it does not fall when steps are added (but
-for what ``privacy_loss.spending`` states), and every calibration ends on the private side.
+Each number returned is an *upper* bound on what is spent (infinity is one), it does not fall when steps are added
+(up to rounding errors: ``privacy_loss.spending``), and every calibration ends on the private side.
 
 - Add or remove one, sensitivity C, s = σC: the pair (1-q) N(0, s²) + q N(C, s²) and N(0, s²), in both orders,
   dominates one step, and dominating pairs compose (Zhu, Dong & Wang 2022, Thms. 11 and 10).

@@ -19,7 +19,7 @@ from spectral_dp.privacy_loss import (
 from spectral_dp.relations import Relation
 
 _MARGIN, _MARGIN_UNSAMPLED = 3e-4, 3e-3  # of epsilon, that an allowance leaves unused (see Allowance)
-_CLASSES = 9  # the level of the grid that tells classes of steps apart: of spacing 1/8
+_CLASSES = 7  # the level of the grid that tells classes of steps apart: of spacing 1/8
 _LEAST_NOISE = 1e-3  # steps with less are decided one by one
 
 

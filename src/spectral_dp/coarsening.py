@@ -8,8 +8,8 @@ few enough kinds remain.
 Formal guarantee. Steps are conserved (asserted). On a given level, what a kind counts as does not depend on the other
 kinds, and on a higher level it spends at least as much. With more steps there are at least as many kinds on every
 level, so the level can only rise. Hence a longer ledger counts as steps that spend, one by one, at least as much as
-those of the shorter one. (What is *reported* for them can fall a little all the same, when the level rises: fewer kinds
-are rounded to a grid then. See ``privacy_loss.spending``.)
+those of the shorter one. (That fewer kinds are moved to a common grid when the level rises is made up for: see
+``privacy_loss.spending``.)
 
 How much it costs: on spacing w the noise of a step counts as less by a factor of at most e^-w, and half of that on
 average. A schedule from one multiplier to half of it, at one or two sample rates, has w = 1/64: ε is about 1 % high.
@@ -23,8 +23,8 @@ from functools import lru_cache
 
 MAX_KINDS = 96  # kinds of steps composed separately
 
-_FINEST = 2.0**-10  # spacing of the finest grid, in logarithms
-_EXACT_RATES = 5  # up to this level, of spacing 1/64, sample rates stay as they are: there are seldom many
+_FINEST = 2.0**-8  # spacing of the finest grid, in logarithms
+_EXACT_RATES = 3  # up to this level, of spacing 1/64, sample rates stay as they are: there are seldom many
 
 Kind = tuple[float, float]  # noise multiplier and sample rate
 Cell = tuple[float, float]  # the numbers of a kind's point on a grid; or the kind itself, where it is not moved
@@ -33,8 +33,8 @@ Cell = tuple[float, float]  # the numbers of a kind's point on a grid; or the ki
 def coarsened(counts: Mapping[Kind, int], least_level: int = 0) -> tuple[int, dict[Kind, int]]:
     """Returns the level, at least ``least_level``, and the number of steps of each kind on it, in order of occurrence.
 
-    >>> coarsened({(1.01, 0.01): 3, (1.02, 0.02): 4, (1.015, 0.01): 5}, least_level=5)
-    (5, {(1.0, 0.01): 8, (1.0157477085866857, 0.02): 4})
+    >>> coarsened({(1.01, 0.01): 3, (1.02, 0.02): 4, (1.015, 0.01): 5}, least_level=3)
+    (3, {(1.0, 0.01): 8, (1.0157477085866857, 0.02): 4})
     """
     level = least_level
     while len(cells := dict.fromkeys(placed := cells_of(counts, level))) > MAX_KINDS:

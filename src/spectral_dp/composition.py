@@ -148,6 +148,22 @@ def coarser(losses: Losses, interval: float) -> Losses:
     return Losses(interval, low, masses, losses.infinite)
 
 
+def cost_of_moving(interval: float, times: int) -> Losses:
+    """Returns the loss W that is at least what ``times`` calls of :func:`coarser` add, whatever they move.
+
+    Formal guarantee. ``coarser`` leaves the probability and the mean of r = e^-loss as they are and spreads each r to
+    the two points a < r < b of the grid around it. Among ratios of equal mean, the more convex functions have a larger
+    mean under, the more is lost (a hockey-stick divergence is one), and the largest mean of (r' - r)⁺ that two such
+    points can give is r tanh(h/4), for r in the middle. W = randomised response of h/2, twice, multiplies r by e^h, 1
+    or e^-h, which reaches beyond a and b, and has that very mean. Both means are linear in the threshold from r to b,
+    and to either side, so W dominates at every threshold: coarser(A) <= A + W, and a sum of n moved losses is at most
+    their sum, moved or not, plus n times W.
+    """
+    up = 1 / (1 + math.exp(-interval / 2))
+    masses = np.array([(1 - up) ** 2, 2 * up * (1 - up), up**2])
+    return repeated(Losses(interval, -1, masses, 0.0), times)
+
+
 def _trimmed(interval: float, low: int, masses: Vector, infinite: float) -> Losses:
     """Returns the loss without its tails, and without the negative masses that rounding errors leave."""
     masses = np.maximum(masses, 0.0)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from spectral_dp.coarsening import MAX_KINDS, Kind, coarsened
-from spectral_dp.composition import ROUNDING, Losses, coarser, discretised, repeated, summed
+from spectral_dp.composition import ROUNDING, Losses, coarser, cost_of_moving, discretised, repeated, summed
 from spectral_dp.pairs import dominating_pairs
 from spectral_dp.relations import Relation
 
@@ -56,13 +56,12 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
 
     Formal guarantee. Adding steps never makes a bound fall, up to rounding errors. For RDP the divergences add, and
     floating-point addition is monotone. For PLD each operation is monotone (``composition.py``), coarsening too
-    (``coarsening.py``), and the intervals of the grids never shrink as steps are added. Two things remain.
-
-    - Rounding errors of Fourier transforms: epsilon cannot fall by more than it would if delta were larger by
-      ``ROUNDING`` times the steps, a relative 1e-7 for 10^3 steps at delta 1e-6.
-    - Where the level of coarsening rises (the 97th kind of steps), kinds are merged, and fewer of them are moved to the
-      common grid. What that had cost is gone: up to about 0.01 % of epsilon, and more only where a rare step of next to
-      no noise has made the common grid coarse. Both values are upper bounds.
+    (``coarsening.py``), and the intervals of the grids never shrink as steps are added. Where the level of coarsening
+    rises (the 97th kind of steps), kinds are merged, fewer of them are moved to the common grid, and that would cost
+    less. So each level adds what moving ``MAX_KINDS`` can cost at most (``composition.cost_of_moving``): more than the
+    merged ones can have cost on the level below. The rounding errors are those of Fourier transforms: epsilon cannot
+    fall by more than it would if delta were larger by ``ROUNDING`` times the steps, a relative 1e-7 for 10^3 steps at
+    delta 1e-6.
 
     Args:
         phases: Which steps.
@@ -79,7 +78,7 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
     least = NOISE_RANGE[0] if sampled and accountant == "pld" else _NO_NOISE
     if min(phase.noise_multiplier for phase in phases) < least:
         return Spending(lambda _: math.inf, lambda _: 1.0)
-    phases = gathered(phases, least, least_level)
+    phases, level = gathered(phases, least, least_level)
     if accountant == "rdp":
         divergence = sum(phase.steps * _renyi_divergence(*phase[:2]) for phase in phases)
         return Spending(
@@ -90,7 +89,8 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
         sigma = phases[0].noise_multiplier
         return Spending(lambda delta: gaussian_epsilon(sigma, delta), lambda epsilon: gaussian_delta(sigma, epsilon))
     # Each step errs by ROUNDING; so does each sum of two kinds of steps, and its two transforms.
-    rounding = ROUNDING * (sum(phase.steps for phase in phases) + 4 * (len(phases) - 1))
+    sums = MAX_KINDS * (level + 1) if level else len(phases) - 1
+    rounding = ROUNDING * (sum(phase.steps for phase in phases) + 4 * sums)
 
     def pld_epsilon(delta: float) -> float:
         if delta <= rounding:
@@ -98,10 +98,10 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
                 f"delta {delta:g} is lost in the PLD accountant's rounding error of {rounding:.1g} over so many steps: "
                 'use accountant="rdp", or a larger delta'
             )
-        return max(losses.epsilon(delta - rounding) for losses in _privacy_losses(phases, relation))
+        return max(losses.epsilon(delta - rounding) for losses in _privacy_losses(phases, relation, level))
 
     def pld_delta(epsilon: float) -> float:
-        return min(1.0, max(losses.delta(epsilon) for losses in _privacy_losses(phases, relation)) + rounding)
+        return min(1.0, max(losses.delta(epsilon) for losses in _privacy_losses(phases, relation, level)) + rounding)
 
     return Spending(pld_epsilon, pld_delta)
 
@@ -114,10 +114,11 @@ def check_accountant(accountant: object, relation: Relation) -> None:
         raise ValueError('the RDP accountant covers add_or_remove_one only; use accountant="pld" for replace_one')
 
 
-def gathered(phases: Iterable[Phase], least_noise: float = 0.0, least_level: int = 0) -> tuple[Phase, ...]:
+def gathered(phases: Iterable[Phase], least_noise: float = 0.0, least_level: int = 0) -> tuple[tuple[Phase, ...], int]:
     """Merges phases that compose as one, and the steps of a fine schedule, which would take minutes one by one.
 
-    No multiplier is below ``least_noise``, so none needs to be moved further down than that.
+    Returns them with the level of ``coarsening.py`` that this took. No multiplier is below ``least_noise``, so none
+    needs to be moved further down than that.
     """
     precision = 0.0  # unsampled Gaussians of multipliers s_i are together one of precision sum 1 / s_i²
     counts: dict[Kind, int] = {}
@@ -126,9 +127,9 @@ def gathered(phases: Iterable[Phase], least_noise: float = 0.0, least_level: int
             precision += steps / sigma**2
         else:
             counts[sigma, rate] = counts.get((sigma, rate), 0) + steps
-    _, counts = coarsened(counts, least_level)
+    level, counts = coarsened(counts, least_level)
     unsampled = [Phase(precision**-0.5, 1.0, 1)] if precision else []
-    return (*unsampled, *(Phase(max(sigma, least_noise), rate, n) for (sigma, rate), n in counts.items()))
+    return (*unsampled, *(Phase(max(sigma, least_noise), rate, n) for (sigma, rate), n in counts.items())), level
 
 
 @lru_cache(maxsize=1024)
@@ -141,7 +142,7 @@ def _renyi_divergence(noise_multiplier: float, sample_rate: float) -> NDArray[np
     return np.asarray(accountant.rdp + _RDP_ROUNDING)
 
 
-def _privacy_losses(phases: Sequence[Phase], relation: Relation) -> tuple[Losses, ...]:
+def _privacy_losses(phases: Sequence[Phase], relation: Relation, level: int = 0) -> tuple[Losses, ...]:
     """Returns the composed privacy losses, one for each order of the pair of neighbours.
 
     Any intervals give an upper bound; they decide how tight it is, and how long it takes. Both kinds of intervals, that
@@ -149,7 +150,11 @@ def _privacy_losses(phases: Sequence[Phase], relation: Relation) -> tuple[Losses
     """
     shared = _shared_interval(phases, relation)
     groups = tuple((phase, min(shared, _interval(phase, relation))) for phase in phases)
-    return _sum_of_losses(groups, relation, shared)
+    losses = _sum_of_losses(groups, relation, shared)
+    if level == 0:
+        return losses
+    moving = cost_of_moving(shared, level * MAX_KINDS)
+    return tuple(summed(one, moving) for one in losses)
 
 
 def _shared_interval(phases: Sequence[Phase], relation: Relation) -> float:
@@ -166,7 +171,7 @@ def with_more_kinds(
     Each is moved to the common grid and adds up to interval²/4 of variance, and half of that to the mean: as another
     Gaussian would. We count twice as much. It is little unless rare steps of next to no noise make the grid coarse.
     """
-    interval = _shared_interval(gathered(phases, NOISE_RANGE[0], least_level), relation)
+    interval = _shared_interval(gathered(phases, NOISE_RANGE[0], least_level)[0], relation)
     precision = gaussian_noise_multiplier(epsilon, delta) ** -2 + MAX_KINDS * interval**2 / 2
     return gaussian_epsilon(precision**-0.5, delta)
 
