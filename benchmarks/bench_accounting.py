@@ -5,7 +5,7 @@ a budget that is checked before every step of a schedule that changes at every s
 import time
 
 from spectral_dp import accounting
-from spectral_dp.budget import Budget
+from spectral_dp.accounting.budget import Budget
 
 RUNS = [(10**3, 0.02), (10**5, 0.01), (10**5, 1e-3), (10**7, 1e-3)]
 

@@ -20,11 +20,11 @@ from rich.table import Table
 from torch import nn
 
 from spectral_dp import layers
-from spectral_dp.clipping import clip_factors
-from spectral_dp.filters import LowPass
-from spectral_dp.gradients.block_circulant import BlockCirculantRule
-from spectral_dp.gradients.rule import Spectral
+from spectral_dp.gradients.rules.block_circulant import BlockCirculantRule
+from spectral_dp.gradients.rules.rule import Spectral
 from spectral_dp.layers import BlockCirculantLinear
+from spectral_dp.mechanism.clipping import clip_factors
+from spectral_dp.mechanism.filters import LowPass
 
 
 def interleaved(contestants, repeats):

@@ -16,9 +16,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from spectral_dp.filters import LowPass
 from spectral_dp.gradients import Spectral
-from spectral_dp.gradients.conv import conv_rule
+from spectral_dp.gradients.rules.conv import conv_rule
+from spectral_dp.mechanism.filters import LowPass
 
 LAYERS = [(3, 32, 32), (32, 32, 32), (32, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8)]
 SETTINGS = {

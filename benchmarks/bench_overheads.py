@@ -97,7 +97,7 @@ def on_lenet5(args: argparse.Namespace) -> dict[str, Any]:
 def both(dataset: TensorDataset, args: argparse.Namespace) -> dict[str, Any]:
     from opacus.data_loader import DPDataLoader
 
-    from spectral_dp.sampling import PoissonLoader
+    from spectral_dp.training.sampling import PoissonLoader
 
     loader = DataLoader(dataset, batch_size=args.batch)
     return {"ours": PoissonLoader.from_data_loader(loader), "opacus": DPDataLoader.from_data_loader(loader)}

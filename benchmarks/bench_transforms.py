@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.transforms import Transform, get_transform
+from spectral_dp.mechanism.transforms import Transform, get_transform
 
 
 def seconds(transform: Transform, x: torch.Tensor, dims: tuple[int, ...], repeats: int = 7) -> float:

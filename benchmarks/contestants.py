@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from workloads import Workload
 
 from spectral_dp import PrivacyEngine, Relation, SpectralConfig
-from spectral_dp.clipping import ClippingName
+from spectral_dp.mechanism.clipping import ClippingName
 
 Step = Callable[[], None]
 Contestant = Callable[[Workload], Step]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from spectral_dp import PrivacyEngine, SpectralConfig
 from spectral_dp.gradients.model import RecordedBatch
-from spectral_dp.noise import NoiseSource
+from spectral_dp.mechanism.noise import NoiseSource
 
 DELTA = 1e-6
 _WARM_UP = 2  # steps that are not counted

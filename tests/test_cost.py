@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import Workload
 
-from spectral_dp.gradients import rule as rule_module
-from spectral_dp.gradients.block_circulant import BlockCirculantRule
-from spectral_dp.gradients.conv import KernelConvRule
-from spectral_dp.gradients.fallback import FallbackRule
+from spectral_dp.gradients.rules import rule as rule_module
+from spectral_dp.gradients.rules.block_circulant import BlockCirculantRule
+from spectral_dp.gradients.rules.conv import KernelConvRule
+from spectral_dp.gradients.rules.fallback import FallbackRule
 
 BATCH = 64
 

@@ -1,29 +1,74 @@
-"""Sound Spectral-DP: differentially private training with spectral clipping, noise and filtering."""
+"""Sound Spectral-DP: differentially private training with spectral clipping, noise and filtering.
+
+The rooms, from the ground up; imports point from later rooms to earlier ones only:
+
+- ``accounting``: what private training spends.
+- ``mechanism``: transform, filter, clip, sum, noise (Algorithm 1).
+- ``layers``: block-circulant linear layers.
+- ``gradients``: norms and clipped sums of per-sample gradients, a rule for each kind of layer (Algorithms 2 and 3).
+- ``training``: Poisson batches, the private step, ``PrivacyEngine``, checkpoints (Algorithm 4).
+- ``audit``: attempts to prove a claimed epsilon wrong.
+- ``data``, ``models``, ``experiments``, ``cli``: the application on top, which needs the extra ``spectral-dp[cli]``.
+
+The public names are imported when they are first used, so that ``spectral-dp --help`` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from spectral_dp._version import __version__
-from spectral_dp.budget import BudgetExhausted
-from spectral_dp.checkpoint import CheckpointError
-from spectral_dp.clipping import (
-    AutomaticClipping,
-    Clipped,
-    FlatClipping,
-    NonFiniteWarning,
-    PerLayerClipping,
-    clip_and_sum,
-    clip_each,
-)
-from spectral_dp.config import SpectralConfig
-from spectral_dp.engine import PrivacyEngine
-from spectral_dp.filters import Adaptive, Annealed, Filter, LowPass, PaperBand, Shaped
-from spectral_dp.gains import Gains
-from spectral_dp.gradients import Spectral
-from spectral_dp.layers import BlockCirculantLinear, convert_linear
-from spectral_dp.mechanism import perturb, perturb_sum
-from spectral_dp.noise import NoiseSource, SecureNoise, SeededNoise
-from spectral_dp.rehearsal import RehearsalError
-from spectral_dp.relations import Relation
-from spectral_dp.sampling import PoissonLoader
-from spectral_dp.transforms import Transform, get_transform
+
+if TYPE_CHECKING:
+    from spectral_dp.accounting.budget import BudgetExhausted
+    from spectral_dp.gradients import Spectral
+    from spectral_dp.layers import BlockCirculantLinear, convert_linear
+    from spectral_dp.mechanism.clipping import (
+        AutomaticClipping,
+        Clipped,
+        FlatClipping,
+        NonFiniteWarning,
+        PerLayerClipping,
+        clip_and_sum,
+        clip_each,
+    )
+    from spectral_dp.mechanism.filters import Adaptive, Annealed, Filter, LowPass, PaperBand, Shaped
+    from spectral_dp.mechanism.gains import Gains
+    from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
+    from spectral_dp.mechanism.perturbation import perturb, perturb_sum
+    from spectral_dp.mechanism.transforms import Transform, get_transform
+    from spectral_dp.relations import Relation
+    from spectral_dp.training.checkpoint import CheckpointError
+    from spectral_dp.training.config import SpectralConfig
+    from spectral_dp.training.engine import PrivacyEngine
+    from spectral_dp.training.rehearsal import RehearsalError
+    from spectral_dp.training.sampling import PoissonLoader
+
+_HOMES = {
+    "accounting.budget": ["BudgetExhausted"],
+    "gradients": ["Spectral"],
+    "layers": ["BlockCirculantLinear", "convert_linear"],
+    "mechanism.clipping": [
+        "AutomaticClipping",
+        "Clipped",
+        "FlatClipping",
+        "NonFiniteWarning",
+        "PerLayerClipping",
+        "clip_and_sum",
+        "clip_each",
+    ],
+    "mechanism.filters": ["Adaptive", "Annealed", "Filter", "LowPass", "PaperBand", "Shaped"],
+    "mechanism.gains": ["Gains"],
+    "mechanism.noise": ["NoiseSource", "SecureNoise", "SeededNoise"],
+    "mechanism.perturbation": ["perturb", "perturb_sum"],
+    "mechanism.transforms": ["Transform", "get_transform"],
+    "relations": ["Relation"],
+    "training.checkpoint": ["CheckpointError"],
+    "training.config": ["SpectralConfig"],
+    "training.engine": ["PrivacyEngine"],
+    "training.rehearsal": ["RehearsalError"],
+    "training.sampling": ["PoissonLoader"],
+}
+_HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adaptive",
@@ -59,3 +104,15 @@ __all__ = [
     "perturb",
     "perturb_sum",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value  # the next look-up does not come here
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ Letters, here and in ``gradients/block_circulant.py``:
     w     (p, q, d) parameters; block (i, j) of the matrix is the circulant W_ij[r, c] = w_ij[(c - r) mod d]
 
 A circulant is diagonal in Fourier space: with the orthonormal transform ``Y_i(f) = √d Σ_j conj(W_ij(f)) X_j(f)``. In
-the real coordinates of :mod:`spectral_dp.transforms` a pair ``(cosine, sine)`` takes Gauss's three products, not four,
+the real coordinates of ``transforms.py`` a pair ``(cosine, sine)`` takes Gauss's three products, not four,
 
     P1 = xc (wc + ws)     P2 = xs (wc - ws)     P3 = (xc - xs) (-ws)     yc = P1 + P3, ys = P2 + P3     (times √(d/2))
 
@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_dp.transforms import get_transform
+from spectral_dp.mechanism.transforms import get_transform
 
 #: Blocks of at most this many samples are transformed by a matrix, longer ones by the FFT
 #: (measured by ``benchmarks/bench_block_circulant.py --paths``, as is the rule in ``_prefers_dense``).

@@ -1,12 +1,12 @@
 """The noise of a release, found with few releases, is the one that unit draws show one by one."""
 
 import pytest
-import small
 import torch
+from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig, audit
 from spectral_dp.audit.noise_map import Unstructured, _Finder, noise_map
-from spectral_dp.filters import Shaped
+from spectral_dp.mechanism.filters import Shaped
 
 CONFIGS = {
     "filtered": SpectralConfig(conv_ratio=0.5, linear_ratio=0.5),
@@ -37,7 +37,7 @@ def test_unfiltered_noise_is_white_at_the_claimed_deviation():
 @pytest.mark.parametrize("mistake", [small.without_the_last, small.both_halves, small.of_its_own_draws_again])
 def test_no_structure_is_believed_that_does_not_hold(mistake, monkeypatch):
     """A hypothesis that one random release did not refute would hide the mistake."""
-    monkeypatch.setattr("spectral_dp.optimizer.add_noise", mistake)
+    monkeypatch.setattr("spectral_dp.training.optimizer.add_noise", mistake)
     target = small.target(spectral=CONFIGS["filtered"])
     everything = torch.arange(target.size)
     plain = _Finder(target, [target.null()] * 3).dense()

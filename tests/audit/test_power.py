@@ -5,12 +5,12 @@
 
 import dataclasses
 
-import broken_mechanisms
-import doubles
 import pytest
-import small
 import torch
-from doubles import CONFIDENCE
+from tests.support import audit_doubles as doubles
+from tests.support import broken_mechanisms
+from tests.support import small_targets as small
+from tests.support.audit_doubles import CONFIDENCE
 
 from spectral_dp import SpectralConfig, audit
 

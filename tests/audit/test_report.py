@@ -4,14 +4,14 @@ import io
 import json
 import math
 
-import doubles
 import pytest
 from rich.console import Console
+from tests.support import audit_doubles as doubles
 
 from spectral_dp import audit
-from spectral_dp.audit import figure
 from spectral_dp.audit.coverage import Coverage
 from spectral_dp.audit.report import Report, Verdict
+from spectral_dp.experiments import audit_figure as figure
 
 HOLDS = Verdict("noise law", "ten numbers", "p-value", 0.01, 0.4, "at least", 0.99, True, 0.5)
 FAILS = Verdict(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from spectral_dp import __version__
 from spectral_dp.accounting import calibrate_noise, epsilon
 from spectral_dp.cli import app
-from spectral_dp.rounding import rounded_up
+from spectral_dp.experiments.rounding import rounded_up
 
 MNIST = ["budget", "--samples", "60000", "--batch-size", "1024", "--epochs", "30"]
 STEPS = 30 * 59  # ceil(60000 / 1024) = 59

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fabricated_runs import fabricate
+from tests.support.fabricated_runs import fabricate
 from typer.testing import CliRunner
 
 from spectral_dp.cli import app

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import typer
-from fabricated_runs import fabricate
+from tests.support.fabricated_runs import fabricate
 from typer.testing import CliRunner
 
 from spectral_dp.cli.reproduce import reproduce

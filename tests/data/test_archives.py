@@ -5,7 +5,7 @@ import os
 import tarfile
 
 import pytest
-from published import tar
+from tests.support.published import tar
 
 from spectral_dp.data import DataError
 from spectral_dp.data.archives import gunzip, read_members

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from published import IDX_NAMES, tiny_mnist, write
+from tests.support.published import IDX_NAMES, tiny_mnist, write
 
 from spectral_dp.data import DataError, cache_directory
 from spectral_dp.data.cache import check_replaceable, install, place_of, plain_errors, read_cached, state_of, workspace

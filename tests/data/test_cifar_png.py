@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from published import cifar_record_bytes, random_bytes
+from tests.support.published import cifar_record_bytes, random_bytes
 
 from spectral_dp.data import DataError, cifar_png
 from spectral_dp.data.cifar_png import PNG_FILES, batches_from_pictures

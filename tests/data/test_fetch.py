@@ -5,7 +5,7 @@ import time
 import urllib.request
 
 import pytest
-from published import IDX_NAMES, tar, tiny_cifar, tiny_mnist, tiny_mnist_package, write
+from tests.support.published import IDX_NAMES, tar, tiny_cifar, tiny_mnist, tiny_mnist_package, write
 
 from spectral_dp.data import DataError, cache_directory, fetch, load, mirrors
 from spectral_dp.data.cache import workspace

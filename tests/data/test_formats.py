@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from published import cifar_arrays, cifar_record_bytes, idx, random_bytes
+from tests.support.published import cifar_arrays, cifar_record_bytes, idx, random_bytes
 
 from spectral_dp.data import DataError
 from spectral_dp.data.formats import parse_cifar, parse_idx, parse_idx_pair

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from published import tiny_mnist, write
+from tests.support.published import tiny_mnist, write
 
 from spectral_dp.data import DataError, cache_directory, load
 

@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from published import IDX_NAMES, TEST, TRAIN, cifar_arrays, tar, tiny_cifar, tiny_mnist, write
+from tests.support.published import IDX_NAMES, TEST, TRAIN, cifar_arrays, tar, tiny_cifar, tiny_mnist, write
 
 from spectral_dp.data import DataError, load
 from spectral_dp.data.originals import read_path

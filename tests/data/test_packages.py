@@ -4,7 +4,7 @@ import gzip
 import time
 
 import pytest
-from published import IDX_NAMES, tar, tiny_mnist, tiny_mnist_package
+from tests.support.published import IDX_NAMES, tar, tiny_mnist, tiny_mnist_package
 
 from spectral_dp.data import DataError, packages
 

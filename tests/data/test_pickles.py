@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from published import cifar_arrays, python2_batch
+from tests.support.published import cifar_arrays, python2_batch
 
 from spectral_dp.data import DataError
 from spectral_dp.data.pickles import parse_cifar_pickles

@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from fabricated_runs import fabricate
+from tests.support.fabricated_runs import fabricate
 
 from spectral_dp.experiments import cells
 from spectral_dp.experiments.cells import CellsFailed, run_cells

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from fabricated_runs import fabricate
+from tests.support.fabricated_runs import fabricate
 
 from spectral_dp.experiments import compare
 from spectral_dp.experiments.settings import Settings, SettingsError

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from fabricated_runs import LAYERS, SQUARE, evaluation, fabricate, layer
+from tests.support.fabricated_runs import LAYERS, SQUARE, evaluation, fabricate, layer
 
 from spectral_dp.experiments import figures
 from spectral_dp.experiments.statement import HELD_OUT

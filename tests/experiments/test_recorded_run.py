@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from fabricated_runs import fabricate, layer
+from tests.support.fabricated_runs import fabricate, layer
 
 from spectral_dp.experiments.recorded_run import RecordedRun, differing, group_by_settings
 from spectral_dp.experiments.run_directory import RunDirectoryError

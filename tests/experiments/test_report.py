@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fabricated_runs import SQUARE, UNSAFE, fabricate, layer
+from tests.support.fabricated_runs import SQUARE, UNSAFE, fabricate, layer
 
 from spectral_dp.experiments import figures
 from spectral_dp.experiments.report import UNSAFE_MARK, write_report

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from fabricated_runs import fabricate
+from tests.support.fabricated_runs import fabricate
 
 from spectral_dp.data import DataError
 from spectral_dp.experiments import reproduce

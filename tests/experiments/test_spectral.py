@@ -3,7 +3,7 @@ import pytest
 from spectral_dp import SpectralConfig, models
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
-from spectral_dp.filters import Adaptive, Annealed, LowPass, PaperBand
+from spectral_dp.mechanism.filters import Adaptive, Annealed, LowPass, PaperBand
 
 
 def released(**given):

@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spectral_dp import accounting, checkpoint, models
+from spectral_dp import accounting, models
 from spectral_dp.experiments import trainer
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
 from spectral_dp.experiments.settings import SettingsError
+from spectral_dp.training import checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -241,11 +242,11 @@ def test_another_continuation_of_the_run_is_refused(tmp_path, tiny, monkeypatch)
     stopped(tmp_path, settings, "mine", 6)
     shutil.copytree(tmp_path / "mine", tmp_path / "copy")
     for name in ("copy", "mine"):
-        monkeypatch.setattr("spectral_dp.run._LEDGERS", [])  # as two processes, which know nothing of each other
+        monkeypatch.setattr("spectral_dp.training.run._LEDGERS", [])  # as two processes would
         _, directory = run(tmp_path, settings, name, resume=True)
         directory.summary_file.unlink()
     directory.checkpoint.write_bytes((tmp_path / "copy" / "checkpoint.pt").read_bytes())
-    monkeypatch.setattr("spectral_dp.run._LEDGERS", [])
+    monkeypatch.setattr("spectral_dp.training.run._LEDGERS", [])
     with pytest.raises(RunDirectoryError, match="another continuation"):
         run(tmp_path, settings, "mine", resume=True)
 

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from oracle import coordinates, correlation_at_all_lags, norm_of, relative_error, sample_gradients
+from tests.support.oracle import coordinates, correlation_at_all_lags, norm_of, relative_error, sample_gradients
 from torch import nn
 from torch.nn import functional as F
 
-from spectral_dp.filters import Annealed, Identity, LowPass, PaperBand, Shaped
 from spectral_dp.gradients import Spectral
-from spectral_dp.gradients import rule as rule_module
-from spectral_dp.gradients.conv import KernelConvRule
-from spectral_dp.gradients.conv_norms import explicitly_padded
-from spectral_dp.gradients.rule import find_rule
+from spectral_dp.gradients.rules import rule as rule_module
+from spectral_dp.gradients.rules.conv import KernelConvRule
+from spectral_dp.gradients.rules.conv_norms import explicitly_padded
+from spectral_dp.gradients.rules.rule import find_rule
+from spectral_dp.mechanism.filters import Annealed, Identity, LowPass, PaperBand, Shaped
 
 B = 5
 TOLERANCE = 1e-9

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from test_model import check, images, run
+from tests.gradients.test_model import check, images, run
 from torch import nn
 from torch.nn import functional as F
 
 from spectral_dp.gradients import ModelGradients, Rule, register
-from spectral_dp.gradients.rule import _RULES, differences, find_rule
+from spectral_dp.gradients.rules.rule import _RULES, differences, find_rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:no rule for")
 
@@ -83,7 +83,7 @@ def test_what_forward_uses_cannot_be_overridden_unnoticed(make, inputs):
 @pytest.mark.parametrize(("make", "inputs"), OVERRIDING)
 def test_control_the_rule_of_the_parent_would_be_wrong(make, inputs, monkeypatch):
     """Exactness would notice: these overrides change the gradient."""
-    monkeypatch.setattr("spectral_dp.gradients.rule.overrides", lambda *_: [])
+    monkeypatch.setattr("spectral_dp.gradients.rules.rule.overrides", lambda *_: [])
     with pytest.raises(AssertionError):
         check(nn.Sequential(make()).double(), inputs())
 

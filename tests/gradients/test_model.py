@@ -8,18 +8,18 @@ import weakref
 
 import pytest
 import torch
-from oracle import norm_of, relative_error, sample_gradients
+from tests.support.oracle import norm_of, relative_error, sample_gradients
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spectral_dp.clipping import clip_factors
-from spectral_dp.filters import LowPass
 from spectral_dp.gradients import ModelGradients, Rule, Spectral, register
-from spectral_dp.gradients.conv import KernelConvRule
-from spectral_dp.gradients.rule import _RULES, Formed
+from spectral_dp.gradients.rules.conv import KernelConvRule
+from spectral_dp.gradients.rules.rule import _RULES, Formed
 from spectral_dp.layers import BlockCirculantLinear
+from spectral_dp.mechanism.clipping import clip_factors
+from spectral_dp.mechanism.filters import LowPass
 
 TOLERANCE = 1e-9
 

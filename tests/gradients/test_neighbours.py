@@ -4,16 +4,17 @@ import math
 
 import pytest
 import torch
-from test_model import Reused
+from tests.gradients.test_model import Reused
 from torch import nn
 
-from spectral_dp.clipping import clip_factors
-from spectral_dp.filters import Identity, LowPass, PaperBand, Shaped
-from spectral_dp.gradients import ModelGradients, Spectral, conv_norms
+from spectral_dp.gradients import ModelGradients, Spectral
 from spectral_dp.gradients import norms as norms_module
-from spectral_dp.gradients.conv import KernelConvRule
-from spectral_dp.gradients.rule import Formed, find_rule
+from spectral_dp.gradients.rules import conv_norms
+from spectral_dp.gradients.rules.conv import KernelConvRule
+from spectral_dp.gradients.rules.rule import Formed, find_rule
 from spectral_dp.layers import BlockCirculantLinear
+from spectral_dp.mechanism.clipping import clip_factors
+from spectral_dp.mechanism.filters import Identity, LowPass, PaperBand, Shaped
 
 C = 0.7
 
@@ -83,7 +84,7 @@ def test_long_sequences_and_reused_layers_are_bounded_too(make):
 
 def test_control_token_norms_added_up_would_be_caught(monkeypatch):
     """The neighbour check has power: the sum of the tokens' norms is not a bound on the norm of their sum."""
-    from spectral_dp.gradients import linear
+    from spectral_dp.gradients.rules import linear
 
     monkeypatch.setattr(linear, "token_norms", lambda x, dA, _: (x.square().sum(2) * dA.square().sum(2)).sum(1))
     model = nn.Linear(6, 6)
@@ -199,7 +200,7 @@ def test_underflow_hides_no_product_of_any_rule(make, x_shape, dA_shape, spectra
 
 @pytest.mark.parametrize("spectral", [Spectral(support="signal"), Spectral(LowPass(0.5), support="signal")])
 def test_control_signal_support_without_its_guard_is_caught(spectral, monkeypatch):
-    monkeypatch.setattr("spectral_dp.gradients.conv_signal.outer_norms", lambda x, dA, n, m: x * dA)
+    monkeypatch.setattr("spectral_dp.gradients.rules.conv_signal.outer_norms", lambda x, dA, n, m: x * dA)
     module = nn.Conv2d(2, 40, 3)
     assert worst_of_products(find_rule(module)(module, spectral), (2, 5, 5), (40, 3, 3)) > 10
 
@@ -262,7 +263,7 @@ def test_underflow_hides_no_bias(make, x_shape):
 @pytest.mark.filterwarnings("ignore:no rule for")
 @pytest.mark.parametrize(("make", "x_shape"), BIASES)
 def test_control_plain_squares_hide_them(make, x_shape, monkeypatch):
-    for name in ("clipping", "gradients.norms", "gradients.block_circulant"):
+    for name in ("mechanism.clipping", "gradients.norms", "gradients.rules.block_circulant"):
         monkeypatch.setattr(f"spectral_dp.{name}.underflow", lambda *_: 0.0)
     assert underflowing_biases(make(), x_shape, bound=1e-23) > 2
 
@@ -424,7 +425,7 @@ def test_long_rows_of_equal_numbers_are_bounded_in_float32(make, n):
 @pytest.mark.parametrize("n", [25088, 200_000])
 def test_control_squares_added_one_after_the_other_are_caught(n, monkeypatch):
     """As torch.linalg.vector_norm does on a CPU."""
-    from spectral_dp.gradients import linear
+    from spectral_dp.gradients.rules import linear
 
     def by_vector_norm(x, dA, _):
         x_lengths, dA_lengths = (torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (x, dA))
@@ -484,7 +485,7 @@ def test_tokens_of_a_bias_that_cancel_are_bounded_in_any_order(make, tokens):
 
 
 def test_control_biases_added_up_in_one_order_only_are_caught(monkeypatch):
-    from spectral_dp.gradients import linear
+    from spectral_dp.gradients.rules import linear
 
     monkeypatch.setattr(linear, "bias_norms", lambda dA: dA.sum(1).double().square().sum(1))
     assert moved_by_cancelling_tokens(lambda: nn.Linear(5, 1), 1000) > 1.5 * C

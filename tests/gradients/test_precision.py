@@ -10,12 +10,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from spectral_dp.clipping import ROUNDING_GUARD, clip_factors
-from spectral_dp.filters import LowPass
 from spectral_dp.gradients import ModelGradients, Spectral, precision
-from spectral_dp.gradients.conv import KernelConvRule
 from spectral_dp.gradients.precision import full_precision
+from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.layers import BlockCirculantLinear
+from spectral_dp.mechanism.clipping import ROUNDING_GUARD, clip_factors
+from spectral_dp.mechanism.filters import LowPass
 
 C = 0.7
 SWITCHES = [*precision._SWITCHES, ("generic", "all"), ("cuda", "all"), ("mkldnn", "all")]

@@ -7,15 +7,15 @@ report = audit.audit(audit.SpectralTarget(model, claim, input_shape=(1, 28, 28))
 assert report.ok
 """
 
-from spectral_dp.audit.function_target import FunctionTarget, load_function
-from spectral_dp.audit.linear_map import BlockMap, block_map, linear_map
-from spectral_dp.audit.neighbours import neighbours
+from spectral_dp.audit.checks.linear_map import BlockMap, block_map, linear_map
+from spectral_dp.audit.checks.neighbours import neighbours
 from spectral_dp.audit.noise_map import NoiseMap, noise_map
-from spectral_dp.audit.opacus_target import OpacusTarget
 from spectral_dp.audit.report import Report, Verdict
-from spectral_dp.audit.spectral_target import SpectralTarget
 from spectral_dp.audit.suite import FAST, FULL, Effort, audit
-from spectral_dp.audit.target import Block, Claim, Target
+from spectral_dp.audit.targets.function import FunctionTarget, load_function
+from spectral_dp.audit.targets.opacus import OpacusTarget
+from spectral_dp.audit.targets.spectral import SpectralTarget
+from spectral_dp.audit.targets.target import Block, Claim, Target
 
 __all__ = [
     "FAST",

@@ -20,8 +20,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from spectral_dp.audit.noise_control import Script
-from spectral_dp.audit.target import Record, Target
+from spectral_dp.audit.targets.noise_control import Script
+from spectral_dp.audit.targets.target import Record, Target
 
 #: The most releases, and the most numbers in the matrix, that a map without structure may take.
 MOST_RELEASES, MOST_ENTRIES = 4096, 1 << 25

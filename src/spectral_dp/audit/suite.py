@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from spectral_dp.audit import canary
-from spectral_dp.audit.bounds import corrected
-from spectral_dp.audit.every_call import every_call, first_calls
-from spectral_dp.audit.linear_map import linear_map
-from spectral_dp.audit.neighbours import neighbours
+from spectral_dp.audit.checks import canary
+from spectral_dp.audit.checks.every_call import every_call, first_calls
+from spectral_dp.audit.checks.linear_map import linear_map
+from spectral_dp.audit.checks.neighbours import neighbours
+from spectral_dp.audit.checks.participation import participation
+from spectral_dp.audit.checks.released_noise import released_noise
 from spectral_dp.audit.noise_map import NoiseMap, Unstructured, noise_map
-from spectral_dp.audit.participation import participation
-from spectral_dp.audit.released_noise import released_noise
 from spectral_dp.audit.report import Report, Verdict, timed
-from spectral_dp.audit.target import Target
+from spectral_dp.audit.statistics.bounds import corrected
+from spectral_dp.audit.targets.target import Target
 
 #: What :func:`audit` does, in order.
 STAGES = (

@@ -84,7 +84,7 @@ def audit(
         if out is not None:
             write_json(out, report.to_json())
         if plot is not None and report.scores:  # none where no canary could be seen
-            from spectral_dp.audit.figure import draw
+            from spectral_dp.experiments.audit_figure import draw
 
             draw(report, plot)
     if as_json:
@@ -105,7 +105,7 @@ def _target(
     dimension: int,
     returns: str,
 ) -> Target:
-    from spectral_dp.audit.from_settings import claim_of, from_run, from_settings  # late: torch takes a second
+    from spectral_dp.experiments.audit_target import claim_of, from_run, from_settings  # late: torch takes a second
 
     if run is not None:
         if given or target != "spectral" or input_shape or classes or samples:

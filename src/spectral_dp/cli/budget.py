@@ -17,9 +17,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.files import save_figure
 from spectral_dp.relations import Relation
-from spectral_dp.rounding import rounded_up
 
 if TYPE_CHECKING:
     from spectral_dp.accounting import Accountant

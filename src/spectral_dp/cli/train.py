@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from spectral_dp.cli.options import INTERRUPTED, plain_errors, with_settings
+from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import Settings, SettingsError
-from spectral_dp.rounding import rounded_up
 
 if TYPE_CHECKING:
     from spectral_dp.experiments.trainer import Progress as RunProgress

@@ -12,11 +12,11 @@ from typing import Any
 from scipy import stats
 
 from spectral_dp.experiments.figures import accuracy_against_epochs, accuracy_against_epsilon
+from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED, provenance
 from spectral_dp.files import save_figure, write_json, write_text
-from spectral_dp.rounding import rounded_up
 
 #: Confidence of the interval around a difference.
 CONFIDENCE = 0.95

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from spectral_dp.clipping import Clipping
-from spectral_dp.optimizer import PrivateOptimizer
+from spectral_dp.mechanism.clipping import Clipping
+from spectral_dp.training.optimizer import PrivateOptimizer
 
 
 @dataclass(eq=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from spectral_dp.clipping import Clipped
 from spectral_dp.experiments.methods import Method, Ours
-from spectral_dp.optimizer import PrivateOptimizer
+from spectral_dp.mechanism.clipping import Clipped
+from spectral_dp.training.optimizer import PrivateOptimizer
 
 
 def layer_facts(method: Method) -> list[dict[str, Any]]:

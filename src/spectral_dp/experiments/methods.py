@@ -17,21 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from spectral_dp import checkpoint
 from spectral_dp.accounting import Ledger, warn_if_delta_too_large
 from spectral_dp.data import ImageDataset
-from spectral_dp.engine import PrivacyEngine
 from spectral_dp.experiments.diagnostics import watched
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
-from spectral_dp.optimizer import PrivateOptimizer
-from spectral_dp.sampling import PoissonLoader
+from spectral_dp.training import checkpoint
+from spectral_dp.training.engine import PrivacyEngine
+from spectral_dp.training.optimizer import PrivateOptimizer
+from spectral_dp.training.sampling import PoissonLoader
 
 
 class Batch(NamedTuple):
     """A physical batch; the last of its logical step is the one after which the model has moved.
 
-    A rehearsal (see ``spectral_dp.rehearsal``) is no part of any step.
+    A rehearsal (see ``spectral_dp.training.rehearsal``) is no part of any step.
     """
 
     images: Tensor

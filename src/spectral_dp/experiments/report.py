@@ -23,10 +23,10 @@ from spectral_dp._version import __version__
 from spectral_dp.experiments import figures
 from spectral_dp.experiments.markup import box, bullets, details, figure, heading, pairs, paragraph, side_by_side, table
 from spectral_dp.experiments.recorded_run import Group, RecordedRun, differing, group_by_settings
+from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED
 from spectral_dp.files import write_text
-from spectral_dp.rounding import rounded_up
 
 UNSAFE_MARK = "computed from raw private data, outside the guarantee: not to be published"
 _TOGETHER = (

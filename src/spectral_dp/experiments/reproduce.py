@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 from spectral_dp import data
 from spectral_dp.experiments.figures import accuracy_against_epochs, accuracy_against_epsilon, has_epsilon
 from spectral_dp.experiments.recipe import Cell, Origin, Panel, Recipe
+from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED
 from spectral_dp.files import save_figure, write_json, write_text
-from spectral_dp.rounding import rounded_up
 
 _FREE = tuple(f.name for f in fields(Settings) if f.metadata["free"])
 _DEFAULTS = Settings()

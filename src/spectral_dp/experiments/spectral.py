@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from spectral_dp.config import SpectralConfig
 from spectral_dp.experiments.settings import Settings, SettingsError
-from spectral_dp.filters import Adaptive, Annealed, Filter, Identity
+from spectral_dp.mechanism.filters import Adaptive, Annealed, Filter, Identity
+from spectral_dp.training.config import SpectralConfig
 
 
 def spectral_config(settings: Settings, model: nn.Module, steps: int) -> SpectralConfig:

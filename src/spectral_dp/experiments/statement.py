@@ -10,9 +10,9 @@ import torch
 
 from spectral_dp._version import __version__
 from spectral_dp.experiments.methods import Method
+from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import Settings
 from spectral_dp.files import write_json, write_text
-from spectral_dp.rounding import rounded_up
 
 _NAMES = {
     "spectral": "Spectral-DP: per-sample gradients filtered by frequency, clipped, summed, Gaussian noise added",

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from spectral_dp.gradients.fallback import FallbackRule
-from spectral_dp.gradients.rule import Rule, Spectral, find_rule
+from spectral_dp.gradients.rules.fallback import FallbackRule
+from spectral_dp.gradients.rules.rule import Rule, Spectral, find_rule
 
 
 class Layer(NamedTuple):

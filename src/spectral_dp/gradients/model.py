@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from spectral_dp.clipping import row_norms
 from spectral_dp.gradients.blocks import Layer, by_shared_parameters, layers_of
 from spectral_dp.gradients.compatibility import validate
-from spectral_dp.gradients.fallback import FallbackRule
 from spectral_dp.gradients.precision import full_precision
-from spectral_dp.gradients.rule import Rule, Spectral, differences, weighted_sum
-from spectral_dp.gradients.state import StateGuard
-from spectral_dp.recorder import Call, Capture, Condense, Recorder
+from spectral_dp.gradients.recording.recorder import Call, Capture, Condense, Recorder
+from spectral_dp.gradients.recording.state import StateGuard
+from spectral_dp.gradients.rules.fallback import FallbackRule
+from spectral_dp.gradients.rules.rule import Rule, Spectral, differences, weighted_sum
+from spectral_dp.mechanism.clipping import row_norms
 
 
 class Owner(NamedTuple):

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from spectral_dp.clipping import underflow
+from spectral_dp.mechanism.clipping import underflow
 
 #: Bound on the rounding error of a sum over two Gram matrices, in ulps of the squared sum of lengths.
 #: Ten times the largest seen on inputs made to cancel.

@@ -1,0 +1,1 @@
+"""Checks: one module for each line of the report, from a target to findings."""

@@ -1,0 +1,167 @@
+"""The linear-map audit: the noise multiplier that a release really has, exactly.
+
+Every block of a release is a signal plus Gaussian noise. The noise's covariance ``Sigma`` is found exactly
+(:mod:`~spectral_dp.audit.noise_map`). The signal of one record, clipped, is seen by releasing it with the noise off:
+``y``. Then ``||Sigma^(-1/2) y||`` is how many deviations apart the data sets with and without that record are, its
+inverse the noise multiplier in that direction; and where ``y`` has a part in the null space of ``Sigma`` there is none
+at all. Tried in every chosen block: each coordinate, the directions in which the block as a linear map shifts most
+per length, and some at random; then one record that is worst in every layer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spectral_dp.audit.noise_map import NoiseMap
+from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.targets.noise_control import Script
+from spectral_dp.audit.targets.target import LONG, Block, Record, Target
+
+#: Slack for float32: clipping itself aims 1e-5 below its bound.
+SLACK = 1e-3
+
+#: Directions tried in every block beside its coordinates: those with the largest singular values, and random ones.
+WORST_DIRECTIONS, RANDOM_DIRECTIONS = 4, 3
+
+#: A shift is bare if this share of the clipping bound meets no noise.
+BARE = 1e-3
+
+
+class BlockMap(NamedTuple):
+    """What a block does to a record, and the noise on it.
+
+    Attributes:
+        A: ``(n, k)``: what comes out, at the block's support, of a gradient of length ``C`` along each of its
+            directions, over ``C``; after the clip, with the noise off.
+        Sigma: ``(n, n)``: covariance of the noise there.
+    """
+
+    A: Tensor
+    Sigma: Tensor
+
+
+def block_map(target: Target, noise: NoiseMap, block: Block, *, batch: int = 3) -> BlockMap:
+    """Returns signal map and noise covariance of one block, through the target's real step."""
+    prober, k = _Prober(target, noise, batch), len(block.labels)
+    columns = [prober.shift(block.record(e, prober.length))[block.support] for e in torch.eye(k)]
+    return BlockMap(torch.stack(columns, 1) / target.claim.max_grad_norm, noise.covariance(block.support))
+
+
+@dataclass
+class _Layer:
+    """What was found in one layer."""
+
+    noise_multiplier: float = float("inf")
+    directions: int = 0
+    without_noise: list[str] = field(default_factory=list)
+    worst: Record = None
+
+
+def linear_map(
+    target: Target, noise: NoiseMap, blocks: Sequence[Block], generator: torch.Generator, *, batch: int = 3
+) -> Verdict:
+    """Compares the noise multiplier that a target has with the one it claims.
+
+    Args:
+        target: What to audit.
+        noise: Its noise, for batches of ``batch`` records.
+        blocks: Where to look.
+        generator: Chooses the random directions.
+        batch: How many records a batch has; all but one contribute nothing.
+    """
+    claim = target.claim
+    with timed() as watch:
+        prober = _Prober(target, noise, batch)
+        layers: dict[str, _Layer] = {}
+        for block in blocks:
+            _look(prober, block, layers.setdefault(block.layer, _Layer()), generator)
+        worst = [layer.worst for layer in layers.values() if layer.worst is not None]
+        jointly, bare = prober.noise_multiplier(target.together(worst)) if worst else (float("inf"), False)
+        multiplier = min([jointly, *(layer.noise_multiplier for layer in layers.values())])
+        without = {name: layer.without_noise for name, layer in layers.items() if layer.without_noise}
+    directions = sum(layer.directions for layer in layers.values())
+    note = f"noise: {noise.structure}"
+    if without:
+        first = next(iter(without.items()))
+        count = sum(map(len, without.values()))
+        note = f"{count} of {directions} directions leave without noise, such as {first[1][0]} of {first[0]}; {note}"
+    return Verdict(
+        audit="linear map",
+        tested=f"{directions} directions of {len(blocks)} blocks of {len(layers)} layers, and jointly",
+        quantity="noise multiplier",
+        claimed=claim.noise_multiplier,
+        measured=multiplier,
+        wanted="at least",
+        confidence=None,
+        ok=multiplier >= claim.noise_multiplier * (1 - SLACK) and not without and not bare,
+        seconds=watch.seconds,
+        note=note,
+        details={
+            "per_layer": {name: layer.noise_multiplier for name, layer in layers.items()},
+            "jointly": jointly,
+            "directions_without_noise": without,
+            "noise_structure": noise.structure,
+            "releases_for_noise": noise.releases,
+            "blocks": [f"{block.layer}: {block.name}" for block in blocks],
+        },
+    )
+
+
+class _Prober:
+    """Releases single records with the noise off."""
+
+    def __init__(self, target: Target, noise: NoiseMap, batch: int) -> None:
+        self._target, self._noise, self._others = target, noise, [target.null()] * (batch - 1)
+        self.length = LONG * max(1.0, target.claim.max_grad_norm)
+        self._origin = target.release([target.null(), *self._others], Script())
+        self._bare = BARE * target.claim.max_grad_norm
+
+    def shift(self, record: Record) -> Tensor:
+        """How far the record moves the release."""
+        return self._target.release([record, *self._others], Script()) - self._origin
+
+    def whiten(self, shift: Tensor) -> Tensor:
+        """The shift in deviations of the noise."""
+        return self._noise.whiten(shift)
+
+    def noise_multiplier(self, record: Record) -> tuple[float, bool]:
+        """What hides this record: the noise multiplier, and whether something of it leaves without noise."""
+        return self.hidden(self.shift(record))
+
+    def hidden(self, shift: Tensor) -> tuple[float, bool]:
+        """The same, of its shift."""
+        deviations, bare = self._noise.measure(shift)
+        if bare > self._bare:
+            return 0.0, True
+        return (1 / (self._target.claim.moves * deviations) if deviations else float("inf")), False
+
+
+def _look(prober: _Prober, block: Block, layer: _Layer, generator: torch.Generator) -> None:
+    """Tries the directions of a block; enters what is found in its layer."""
+    k = len(block.labels)
+    columns = []
+    for i in range(k):
+        shift = _try(prober, block, torch.eye(k)[i], block.labels[i], layer)
+        columns.append(prober.whiten(shift)[block.support])
+    worst = torch.linalg.svd(torch.stack(columns, 1)).Vh[:WORST_DIRECTIONS]
+    for direction in (*worst, *torch.randn(RANDOM_DIRECTIONS, k, generator=generator)):
+        _try(prober, block, direction, None, layer)
+
+
+def _try(prober: _Prober, block: Block, direction: Tensor, label: str | None, layer: _Layer) -> Tensor:
+    record = block.record(direction, prober.length)
+    shift = prober.shift(record)
+    multiplier, bare = prober.hidden(shift)
+    layer.directions += 1
+    if bare and label is not None:
+        layer.without_noise.append(f"{label} of {block.name}")
+    elif bare:
+        layer.without_noise.append(f"a mixture of directions of {block.name}")
+    if multiplier < layer.noise_multiplier:
+        layer.noise_multiplier, layer.worst = multiplier, record
+    return shift

@@ -1,0 +1,234 @@
+"""The neighbour audit: with the noise off, one record more, however hostile, moves the release by at most the bound.
+
+To batches of many sizes one more record is added: first, in the middle or last. The movement is compared with the
+sensitivity that is claimed. Code may do something else for large batches (split them, cut them off, divide by what
+came), so sizes go beyond what Poisson sampling reaches (:func:`large_sizes`).
+
+The batch-size audit asks more: how many records there are, and what they are, must not matter at all. A record that
+contributes nothing moves nothing; many records give the sum of what each gives alone, so that whatever changes
+*between* the sizes tried shows as well; and the same draws give the same noise whatever the batch. Records that are NaN
+or infinite are judged by themselves, because not every library claims to bound them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.targets.noise_control import Script
+from spectral_dp.audit.targets.target import Hostile, Record, Target
+
+#: Sizes of the batches of ordinary records to which every hostile record is added.
+SMALL = (0, 1, 2, 5, 20)
+
+#: The largest batch is at least this, however small the expected one: code has thresholds of its own.
+LEAST_LARGEST = 128
+
+#: Hostile records tried in each large batch, by turns, unless the audit is thorough.
+BY_TURNS = 2
+
+#: Slack for float32, relative to the bound.
+SLACK = 1e-3
+
+#: Two ways to add up n records, in batches of different sizes, differ by at most this times their rounding.
+ROUNDINGS = 8
+
+#: A sum of n records is rounded to about this share of n bounds, in another way with every split into physical batches.
+ROUNDING = 2.0**-21
+
+
+class Batch(NamedTuple):
+    """A batch, what it releases without noise, and whether it is a large one, of records that are cheap to release."""
+
+    records: list[Record]
+    release: Tensor
+    large: bool
+
+
+def large_sizes(expected: float) -> list[int]:
+    """Returns sizes of large batches: powers of two, around the expected size, twice that, and beyond.
+
+    A Poisson batch exceeds the last of them with a probability below 1e-8: it is at least six deviations above the
+    expected size.
+
+    >>> large_sizes(100)
+    [32, 64, 99, 100, 101, 128, 160, 200]
+    """
+    mean = math.ceil(expected)
+    reach = mean + math.ceil(6 * math.sqrt(mean))
+    largest = max(2 * mean, reach, LEAST_LARGEST)
+    powers = [1 << k for k in range(5, largest.bit_length()) if 1 << k <= largest]
+    chosen = {*powers, mean - 1, mean, mean + 1, reach, 2 * mean, largest}
+    return sorted(size for size in chosen if size not in SMALL)
+
+
+def neighbours(target: Target, generator: torch.Generator, *, thorough: bool = False) -> list[Verdict]:
+    """Measures how far one record can move the release.
+
+    Args:
+        target: What to audit.
+        generator: Chooses the records.
+        thorough: Whether every hostile record is tried at every place of every batch; else places, and in large batches
+            records, take turns.
+    """
+    bound = target.claim.max_grad_norm * target.largest_gain
+    hostile = target.hostile(generator)
+    finite = {h.name: h.record for h in hostile if h.finite}
+    not_finite = {h.name: h.record for h in hostile if not h.finite}
+    with timed() as watch:
+        mates = target.mates(generator)
+        batches = [_batch(target, target.ordinary(size, generator)) for size in SMALL]
+        for size in large_sizes(target.claim.expected_batch_size):
+            batches.append(_batch(target, list(itertools.islice(itertools.cycle(mates), size)), large=True))
+    verdicts = [
+        _movement(target, "neighbours", finite, bound, batches, thorough, watch.seconds),
+        _batch_size(target, mates, _claimed(target, hostile), bound, batches, generator),
+    ]
+    if not_finite:
+        verdict = _movement(target, "neighbours, not finite", not_finite, bound, batches, thorough)
+        if not target.handles_non_finite and verdict.ok is False:
+            verdict = Verdict.left_out(
+                verdict.audit, f"{target.name} does not claim to bound such records, and does not: {verdict.note}"
+            )
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _movement(
+    target: Target,
+    audit: str,
+    hostile: Mapping[str, Record],
+    bound: float,
+    batches: list[Batch],
+    thorough: bool,
+    seconds: float = 0.0,
+) -> Verdict:
+    with timed() as watch:
+        most, by = 0.0, ""
+        turns, places = itertools.cycle(hostile.items()), itertools.count()
+        for batch in batches:
+            every, possible = thorough or not batch.large, _places(batch)
+            for name, record in hostile.items() if every else itertools.islice(turns, BY_TURNS):
+                for place in possible if thorough else [possible[next(places) % len(possible)]]:
+                    moved = _moved(target, batch, record, place, bound)
+                    if moved > most or not by:
+                        most, by = moved, f"'{name}' at place {place} of a batch of {len(batch.records)}"
+    return Verdict(
+        audit=audit,
+        tested=f"{len(hostile)} hostile records, {_in_words(target, batches)}",
+        quantity="movement / sensitivity",
+        claimed=1.0,
+        measured=most / bound,
+        wanted="at most",
+        confidence=None,
+        ok=most <= bound * (1 + SLACK),
+        seconds=seconds + watch.seconds,
+        note=f"largest by {by}",
+        details={"records": list(hostile), "batch_sizes": _sizes(batches), "sensitivity": bound},
+    )
+
+
+def _claimed(target: Target, hostile: Sequence[Hostile]) -> list[Record]:
+    """Those that the target claims to bound."""
+    return [h.record for h in hostile if h.finite or target.handles_non_finite]
+
+
+def _batch_size(
+    target: Target,
+    mates: list[Record],
+    hostile: list[Record],
+    bound: float,
+    batches: list[Batch],
+    generator: torch.Generator,
+) -> Verdict:
+    """What the number of records and their values change beyond their sum: nothing, in the signal and in the noise."""
+    with timed() as watch:
+        largest = max(batches, key=lambda batch: len(batch.records))
+        dry = Script()
+        target.release([target.null()] * len(largest.records), dry)
+        draws = torch.randn(dry.drawn, generator=generator)
+        reference = target.release([target.null()] * 2, Script(draws))
+        origin = target.release([], Script())
+        alone = [target.release([mate], Script()) - origin for mate in mates]
+        hostile_too = [[mates[0], record] for record in hostile]  # one that is not finite, say, must not end the noise
+        noises = [target.release(both, Script(draws)) - target.release(both, Script()) for both in hostile_too]
+        beside = max(_change(noise, reference, 2 * ROUNDING * bound) for noise in noises)
+        found = {"the noise, beside a hostile record": (beside, 2)}
+        for batch in batches:
+            size = len(batch.records)
+            changes = {
+                "a record that contributes nothing": max(
+                    _moved(target, batch, target.null(), place, bound) / bound for place in {0, size}
+                ),
+                "the noise, by the number of records": _change(
+                    target.release([target.null()] * size, Script(draws)), reference
+                ),
+                # The signal is subtracted again, in float32: its rounding is no change.
+                "the noise, by their values": _change(
+                    target.release(batch.records, Script(draws)) - batch.release, reference, ROUNDING * size * bound
+                ),
+            }
+            if batch.large:  # in another order, too: long and short ones change places
+                expected = origin + sum(one * len(batch.records[k :: len(mates)]) for k, one in enumerate(alone))
+                moved = target.release([*batch.records[1:], batch.records[0]], Script())
+                changes["the sum of many records"] = max(
+                    max(0.0, _length(release - expected) / bound - ROUNDINGS * ROUNDING * size)
+                    for release in (batch.release, moved)
+                )
+            for name, change in changes.items():
+                found[name] = max(found.get(name, (0.0, size)), (change, size))
+    worst = max(found, key=lambda name: found[name][0])
+    most, size = found[worst]
+    return Verdict(
+        audit="batch size",
+        tested=f"presence, sum and noise, {_in_words(target, batches)}",
+        quantity="change, in bounds or relative",
+        claimed=0.0,
+        measured=most,
+        wanted="at most",
+        confidence=None,
+        ok=most <= SLACK,
+        seconds=watch.seconds,
+        note=f"largest: {worst}, in a batch of {size}" if most > SLACK else "",
+        details={"changes": {name: change for name, (change, _) in found.items()}, "batch_sizes": _sizes(batches)},
+    )
+
+
+def _batch(target: Target, records: list[Record], *, large: bool = False) -> Batch:
+    return Batch(records, target.release(records, Script()), large)
+
+
+def _moved(target: Target, batch: Batch, record: Record, place: int, bound: float) -> float:
+    """How far a record at this place of the batch moves its release, beyond rounding."""
+    records = [*batch.records[:place], record, *batch.records[place:]]
+    return max(0.0, _length(target.release(records, Script()) - batch.release) - ROUNDING * len(records) * bound)
+
+
+def _places(batch: Batch) -> list[int]:
+    """First, in the middle and last: a batch that is cut off loses another record at one end than at the other."""
+    size = len(batch.records)
+    return sorted({0, size // 2, size})
+
+
+def _change(noise: Tensor, reference: Tensor, rounding: float = 0.0) -> float:
+    return max(0.0, _length(noise - reference) - rounding) / max(float(reference.norm()), 1e-300)
+
+
+def _length(movement: Tensor) -> float:
+    """Its norm; infinite where the release is no longer finite, which gives the record away."""
+    return float(movement.norm()) if bool(movement.isfinite().all()) else math.inf
+
+
+def _sizes(batches: list[Batch]) -> list[int]:
+    return sorted(len(batch.records) for batch in batches)
+
+
+def _in_words(target: Target, batches: list[Batch]) -> str:
+    sizes = _sizes(batches)
+    return f"batches of {len(sizes)} sizes up to {sizes[-1]} (expected {target.claim.expected_batch_size:g})"

@@ -1,0 +1,119 @@
+"""The sampling audit: does every record take part in a step by a coin of its own, as the accountant assumes?
+
+With the noise off, a canary shows in a release if and only if it took part. Under Poisson sampling the number of steps
+of each record is Binomial(T, q), and so is, with m records, the size of each batch Binomial(m, q). Shuffling has the
+right rate and the wrong spread: every record once an epoch, every batch of one size. Its privacy is worse than that of
+Poisson sampling at the same rate (Chua et al. 2024), so it must not be accounted for as such.
+
+The same run shows how much of a canary there is in every step: never more than its clipped gradient, once. A record
+that is drawn twice, or a bound that grows as training goes on, is caught by that.
+
+The rate is tested exactly; the two spreads by comparing their variance with that of simulated coins, which is exact,
+too, whatever the sizes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from spectral_dp.audit.checks.canary import Flock
+from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.targets.target import Target
+
+#: Slack for float32 in what a canary contributes, relative to the bound.
+SLACK = 1e-3
+
+
+def participation(
+    target: Target, flock: Flock, steps: int, confidence: float, generator: np.random.Generator
+) -> list[Verdict]:
+    """Tests who takes part in ``steps`` steps on a data set of canaries, and with how much."""
+    with timed() as watch:
+        run = target.run([canary.record for canary in flock.canaries], steps, noise_off=True)
+        scores = np.stack([flock.scores(y) for y in run.releases])  # (T, m)
+    contributions = _contributions(scores, flock, target, watch.seconds)
+    return [contributions, _sampling(scores, run.sample_rate, target, confidence, generator)]
+
+
+def _contributions(scores: NDArray[np.float64], flock: Flock, target: Target, seconds: float) -> Verdict:
+    """What a canary contributes to any step, against what it contributed alone."""
+    name = "neighbours, over a run"
+    steady = np.repeat([output.is_steady for output in target.outputs], [output.size for output in target.outputs])
+    judged = np.array([bool(steady[canary.support].all()) for canary in flock.canaries])
+    if not judged.any():
+        return Verdict.left_out(name, "filters change with the step, and what a record contributes with them")
+    lengths = np.array([canary.length for canary in flock.canaries])
+    at_most = abs(flock.directions @ flock.directions.T) @ lengths  # others in the step may add to a canary's score
+    shares = (scores / at_most)[:, judged]
+    step = int(shares.max(1).argmax())
+    most, (steps, canaries) = float(shares.max()), shares.shape
+    return Verdict(
+        audit=name,
+        tested=f"{canaries} records, steps 1 to {steps} (claimed {target.claim.steps})",
+        quantity="contribution / contribution alone",
+        claimed=1.0,
+        measured=most,
+        wanted="at most",
+        confidence=None,
+        ok=most <= 1 + SLACK,
+        seconds=seconds,
+        note=f"largest at step {step + 1}" if most > 1 + SLACK else "",
+        details={"steps": steps, "claimed_steps": target.claim.steps},
+    )
+
+
+def _sampling(
+    scores: NDArray[np.float64], rate: float, target: Target, confidence: float, generator: np.random.Generator
+) -> Verdict:
+    """Who took part in which step, against coins."""
+    with timed() as watch:
+        took_part = scores > 0.02 * target.claim.max_grad_norm
+        steps, canaries = took_part.shape
+        total = int(took_part.sum())
+        p_values = {
+            "rate": float(binomtest(total, took_part.size, rate).pvalue),
+            "steps of a record": _spread(took_part.sum(0), steps, rate, confidence, generator),
+            "records of a step": _spread(took_part.sum(1), canaries, rate, confidence, generator),
+        }
+    worst = min(p_values, key=lambda name: p_values[name])
+    p = min(1.0, len(p_values) * p_values[worst])
+    return Verdict(
+        audit="sampling",
+        tested=f"{canaries} records, {steps} steps",
+        quantity="p-value of Poisson sampling",
+        claimed=1 - confidence,
+        measured=p,
+        wanted="at least",
+        confidence=confidence,
+        ok=p >= 1 - confidence,
+        seconds=watch.seconds,
+        note=f"rate {total / took_part.size:.4g} (claimed {rate:.4g}); most unlikely: {worst}",
+        details={"p_values": p_values, "rate": total / took_part.size, "claimed_rate": rate},
+    )
+
+
+def _spread(
+    counts: NDArray[np.int_], trials: int, rate: float, confidence: float, generator: np.random.Generator
+) -> float:
+    """Two-sided p-value of the variance of counts that should be independent Binomial(trials, rate)."""
+    simulations = int(np.ceil(20 / (1 - confidence)))
+    observed = _variance(counts[None], trials, rate)[0]
+    simulated = np.concatenate(
+        [
+            _variance(generator.binomial(trials, rate, size=(part, len(counts))), trials, rate)
+            for part in _portions(simulations, 1_000_000 // len(counts) + 1)
+        ]
+    )
+    # The observed one among the simulated: a rank, exact by exchangeability.
+    above, below = int((simulated >= observed).sum()), int((simulated <= observed).sum())
+    return min(1.0, 2 * (min(above, below) + 1) / (simulations + 1))
+
+
+def _variance(counts: NDArray[np.int_], trials: int, rate: float) -> NDArray[np.float64]:
+    return np.square(counts - trials * rate).mean(1)
+
+
+def _portions(total: int, most: int) -> list[int]:
+    return [most] * (total // most) + ([total % most] if total % most else [])

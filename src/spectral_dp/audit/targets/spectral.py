@@ -1,0 +1,221 @@
+"""Our own training as a target: everything that ``PrivacyEngine.make_private`` returns, unchanged."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from spectral_dp.audit.targets.excitations import LayerProbe
+from spectral_dp.audit.targets.model import ModelTarget
+from spectral_dp.audit.targets.noise_control import Script, ScriptedSource
+from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
+from spectral_dp.gradients.rules.conv_signal import SignalConvRule
+from spectral_dp.mechanism.clipping import NonFiniteWarning
+from spectral_dp.mechanism.filters import Identity, LowPass, PaperBand, Shaped
+from spectral_dp.training import sampling
+from spectral_dp.training.config import SpectralConfig
+from spectral_dp.training.engine import PrivacyEngine
+from spectral_dp.training.optimizer import PrivateOptimizer
+from spectral_dp.training.sampling import PoissonLoader
+
+#: How many records a batch that the auditor chooses may hold, at least, and times the expected batch.
+CAPACITY, TIMES_EXPECTED = 1 << 16, 4
+
+#: Filters whose gains are the same at every step.
+STEADY = (Identity, LowPass, PaperBand, Shaped)
+
+
+class SpectralTarget(ModelTarget):
+    """Training by :class:`~spectral_dp.PrivacyEngine`.
+
+    Args:
+        model: See :class:`ModelTarget`.
+        claim: Likewise.
+        input_shape: Likewise.
+        example: Likewise.
+        spectral: What is released of each layer.
+        max_physical_batch_size: Larger batches are split, as in training.
+        seed: Makes noise and batches reproducible; by default they are the secure ones of a private run.
+        name: For reports.
+        **options: Further arguments of ``PrivacyEngine.make_private`` (``clipping``, ``noise_allocation``).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        claim: Claim,
+        *,
+        input_shape: Sequence[int] | None = None,
+        example: Tensor | None = None,
+        spectral: SpectralConfig | None = None,
+        max_physical_batch_size: int = 64,
+        seed: int | None = None,
+        name: str = "spectral_dp",
+        **options: Any,
+    ) -> None:
+        super().__init__(model, claim, input_shape=input_shape, example=example)
+        self.name, self._seed, self._runs = name, seed, itertools.count()
+        self._options = {"max_grad_norm": claim.max_grad_norm} | options
+        self._options["spectral"] = None if spectral is None else self._with_sizes(spectral)
+        self._options["max_physical_batch_size"] = max_physical_batch_size
+        expected = claim.expected_batch_size
+        self._chosen = self._train(max(CAPACITY, TIMES_EXPECTED * math.ceil(expected)), expected)
+        self._own_noise = self._chosen.optimizer.noise
+        self._filters = copy.deepcopy(self._chosen.optimizer.gradients.filter_state())
+        self.outputs = self._outputs()
+
+    def _with_sizes(self, spectral: SpectralConfig) -> SpectralConfig:
+        """Tells convolutions with signal support the size of their input, which they would learn from the first one."""
+        sizes = {
+            name: tuple(self._seen[name].x.shape)
+            for name, module in self._template.named_modules()
+            if isinstance(module, nn.Conv1d | nn.Conv2d) and name in self._seen
+        }
+        layers = {
+            name: replace(layer, input_layout=layer.input_layout or sizes.get(name))
+            if layer.support == "signal"
+            else layer
+            for name, layer in spectral.layers.items()
+        }
+        if spectral.support != "signal":
+            sizes = {}
+        return replace(spectral, layers=layers, input_layouts={**sizes, **spectral.input_layouts})
+
+    def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
+        """One logical step on these records; filters that learn forget it."""
+        training = self._chosen
+        training.optimizer.noise = self._own_noise if noise is None else ScriptedSource(noise)
+        with _drawn(len(records)):
+            released = next(self._steps(training, records))
+        training.optimizer.gradients.load_filter_state(self._filters)
+        training.optimizer.resume(0)
+        return released
+
+    def run(self, records: Sequence[Record], steps: int, *, noise_off: bool = False) -> SampledRun:
+        """Poisson batches of the private loader."""
+        training = self._train(len(records), self.claim.sample_rate * len(records))
+        if noise_off:
+            training.optimizer.noise = ScriptedSource(Script())
+        epochs = itertools.repeat(training)
+        releases = itertools.chain.from_iterable(self._steps(epoch, records) for epoch in epochs)
+        return SampledRun(training.loader.sample_rate, itertools.islice(releases, steps))
+
+    def _steps(self, training: _Training, records: Sequence[Record]) -> Iterator[Tensor]:
+        """An epoch: what each logical step released."""
+        _, optimizer, loader, modules = training
+        for (indices,) in loader:
+            optimizer.zero_grad()
+            with _quietly():
+                self._backward(modules, [records[i] for i in indices.tolist()])
+                optimizer.step()
+            assert loader.current is not None
+            if loader.current.is_last:
+                yield _flat_gradients(optimizer) * optimizer.expected_batch_size
+
+    def _train(self, samples: int, batch_size: float) -> _Training:
+        model = copy.deepcopy(self._template)
+        seed = None if self._seed is None else self._seed + next(self._runs)  # every run has noise of its own
+        engine = PrivacyEngine(relation=self.claim.relation, seed=seed, reproducibility_over_privacy=seed is not None)
+        _, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+            data_loader=PoissonLoader(TensorDataset(torch.arange(samples)), batch_size=batch_size),
+            noise_multiplier=self.claim.noise_multiplier,
+            rehearsal=False,  # the records are the auditor's, and made to be hostile
+            **self._options,
+        )
+        assert isinstance(loader, PoissonLoader)
+        return _Training(model, optimizer, loader, dict(model.named_modules()))
+
+    def _outputs(self) -> list[Output]:
+        optimizer = self._chosen.optimizer
+        gradients, names = optimizer.gradients, {p: n for n, p in self._chosen.model.named_parameters()}
+        blocks = gradients.trained_blocks
+        sizes = [sum(gradients.zeros(p).numel() for p in parameters) for _, parameters in blocks]
+        scale = self.claim.noise_multiplier * self.claim.moves
+        moving = {rule for layers, _ in blocks for _, rule in layers if not isinstance(rule.spectral.filter, STEADY)}
+        shared = bool(moving) and self._options.get("noise_allocation") == "optimal"  # by how much each layer keeps
+        outputs = []
+        for (layers, parameters), bound in zip(blocks, optimizer.clipping.noise_bounds(sizes), strict=True):
+            for p in parameters:
+                rule = next(rule for _, rule in layers if any(p is q for q in rule.parameters().values()))
+                filtered = p is rule.parameters().get("weight")
+                gains = rule.gains if filtered else None
+                shaped = gains is not None and (gains.kept_post is not None or isinstance(rule, SignalConvRule))
+                is_steady = not shared and not (filtered and rule in moving)
+                outputs.append(Output(names[p], tuple(p.shape), None if shaped else scale * bound, is_steady))
+        return outputs
+
+    @cached_property
+    def _probes(self) -> list[LayerProbe]:
+        gradients = self._chosen.optimizer.gradients
+        offsets, position = dict[nn.Parameter, int](), 0
+        for p in _released_parameters(self._chosen.optimizer):
+            offsets[p] = position
+            position += p.numel()
+        probes = []
+        for layers, _ in gradients.trained_blocks:
+            name, rule = layers[0]  # layers that share a parameter release it once
+            if name not in self._seen:  # the model does not use it: it is released as noise alone
+                continue
+            own = {n: offsets[p] for n, p in rule.parameters().items() if p in offsets}
+            transform = rule.transform if rule.gains is not None else None
+            layout, signal = rule.spectral.input_layout, isinstance(rule, SignalConvRule)
+            probes.append(LayerProbe(name, rule.module, self._seen[name], own, transform, layout, signal))
+        return probes
+
+    @property
+    def largest_gain(self) -> float:
+        """The largest post-gain of a filter."""
+        rules = [rule for block in self._chosen.optimizer.gradients.blocks for _, rule in block]
+        posts = [rule.gains.kept_post for rule in rules if rule.gains is not None]
+        return max([1.0, *(float(post.max()) for post in posts if post is not None)])
+
+
+class _Training(NamedTuple):
+    """What ``make_private`` returned."""
+
+    model: nn.Module
+    optimizer: PrivateOptimizer
+    loader: PoissonLoader
+    modules: dict[str, nn.Module]
+
+
+def _released_parameters(optimizer: PrivateOptimizer) -> list[nn.Parameter]:
+    """In the order in which a step releases them."""
+    return [p for _, parameters in optimizer.gradients.trained_blocks for p in parameters]
+
+
+def _flat_gradients(optimizer: PrivateOptimizer) -> Tensor:
+    gradients = [p.grad for p in _released_parameters(optimizer)]
+    return torch.cat([g.detach().flatten().double() for g in gradients if g is not None])
+
+
+@contextmanager
+def _drawn(records: int) -> Iterator[None]:
+    """The coins of the Poisson loader fall on the first so many records; splitting and loading are its own."""
+    tossed = sampling._poisson_sample
+    sampling._poisson_sample = lambda *_: np.arange(records)
+    try:
+        yield
+    finally:
+        sampling._poisson_sample = tossed
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonFiniteWarning)  # hostile records are meant to be so
+        yield

@@ -1,0 +1,262 @@
+"""Taps: what went into each trained layer, and the gradient that came back to its output.
+
+While a recorder watches, autograd does not compute the plain gradients of the watched parameters (a third of a
+training step): they count as constants during the layer's forward pass. The gradient of the layer's output is
+still computed, also where nothing before the layer needs it.
+
+Nothing is attached to the model. The hooks are process-wide and look modules up, so that the model stays an ordinary
+``nn.Module``: it can be copied, pickled and saved, and after :meth:`Recorder.remove` nothing is left.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from spectral_dp.gradients.recording.side_outputs import SideOutputs, Stored
+
+
+class Call(NamedTuple):
+    """Everything a module was called with.
+
+    Attributes:
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        buffers: Those of its buffers that its forward pass wrote, as it left them.
+        output: Its (first) output, where the recorder was asked for it and nobody has changed it in place.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+    output: Tensor | None = None
+
+
+class Capture(NamedTuple):
+    """One use of a layer: what it was called with, and the gradient of the loss with respect to its output.
+
+    Or what a recorder was told to keep in their place.
+    """
+
+    x: Any
+    dA: Tensor
+    backward_pass: int
+
+
+Condense = Callable[[nn.Module, Call, Tensor], tuple[Any, Tensor]]
+
+
+def keep_all(module: nn.Module, call: Call, dA: Tensor) -> tuple[Call, Tensor]:
+    """Keeps a use as it is."""
+    return call, dA
+
+
+class Recorder:
+    """Records the uses of some modules.
+
+    A use is recorded when the backward pass reaches it. So forward passes that no backward pass follows leave nothing
+    behind, several forward passes before one backward pass are all there, and a layer that was not used has no record.
+
+    Args:
+        watched: Each module with the parameters whose plain gradients autograd is to leave out.
+        condense: Called during the backward pass, when a use is reached, and returns what is kept of it.
+        with_output: Modules of which the output is to be recorded too.
+    """
+
+    def __init__(
+        self,
+        watched: Mapping[nn.Module, Iterable[nn.Parameter]],
+        condense: Condense = keep_all,
+        with_output: Collection[nn.Module] = (),
+    ) -> None:
+        self._condense = condense
+        self._with_output = with_output
+        self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
+        for other in [r for r in _LIVE if not r._watched.keys().isdisjoint(self._watched)]:
+            other.remove()  # two would hide each other's gradients: the latest wins
+        _LIVE.add(self)
+        self._pauses = 0
+        self._captures: dict[nn.Module, list[Capture]] = {}
+        self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
+        self._sides: dict[nn.Module, SideOutputs] = {}
+        self._replaced: list[tuple[Stored, Tensor]] = []
+        this = weakref.ref(self)  # a hook must not keep its recorder alive
+
+        def before(module: nn.Module, args: Any) -> None:
+            if (recorder := this()) is not None:
+                recorder._before(module)
+
+        def after(module: nn.Module, args: Any, *kwargs_and_output: Any) -> Any:
+            # Torch leaves the keywords out when the forward pass failed.
+            kwargs = kwargs_and_output[0] if len(kwargs_and_output) == 2 else {}
+            recorder = this()
+            return None if recorder is None else recorder._after(module, args, kwargs, kwargs_and_output[-1])
+
+        self._handles = [
+            # As they are: torch.compile would trace them with the module, and cannot.
+            register_module_forward_pre_hook(_disable_dynamo(before)),
+            register_module_forward_hook(_disable_dynamo(after), with_kwargs=True, always_call=True),
+        ]
+        self._finalizer = weakref.finalize(self, _remove_all, self._handles)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lets modules be called without being recorded."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    def take(self) -> dict[nn.Module, list[Capture]]:
+        """Returns all recorded uses and forgets them."""
+        for module in list(self._frozen):
+            self._restore(module)
+        for alias, value in reversed(self._replaced):
+            alias.replace(value)
+        self._replaced = []
+        captures, self._captures = self._captures, {}
+        return captures
+
+    def remove(self) -> None:
+        """Stops watching and forgets everything."""
+        _LIVE.discard(self)
+        self._finalizer()
+        self.take()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _before(self, module: nn.Module) -> None:
+        if module not in self._watched or self._pauses or not torch.is_grad_enabled():
+            return
+        self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
+        trained = tuple(p for p in self._watched[module] if p.requires_grad)
+        if trained:
+            self._sides[module] = SideOutputs(module)
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        self._frozen[module] = trained
+
+    def _restore(self, module: nn.Module) -> tuple[nn.Parameter, ...]:
+        trained = self._frozen.pop(module, ())
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        return trained
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        trained, side = self._restore(module), self._sides.pop(module, None)
+        if output is None or not trained or side is None:  # the forward pass failed, or there is nothing to record
+            return None
+        return self._tap(module, Call(args, dict(kwargs), side.written_buffers()), output, side)
+
+    def _tap(self, module: nn.Module, call: Call, output: Any, side: SideOutputs) -> Any:
+        leaves, structure = tree_flatten(output)
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if not tensors:
+            raise TypeError(f"{type(module).__name__} has trained parameters but returned no tensor of real numbers")
+        inputs = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
+        no_side_outputs = {v: v for v in inputs}
+        for i in tensors:
+            output = leaves[i]
+            no_side_outputs[output] = leaves[i] = _hookable(output)
+        name = type(module).__name__
+        for i in tensors[1:]:
+            leaves[i].register_hook(_refuse(f"on an output of {name} other than its first"))
+        self._replaced += side.refuse(no_side_outputs, _refuse(f"on a tensor that {name} stored in its forward pass"))
+        first = leaves[tensors[0]]
+        output, output_version = (first.detach() if module in self._with_output else None), first._version
+        versions = [v._version for v in inputs]
+        this = weakref.ref(self)
+        # Let go when the backward pass has been here: the graph may live as long as the loss.
+        waiting = [(call, inputs, output)]
+
+        def capture(dA: Tensor) -> None:
+            if (recorder := this()) is None:
+                return
+            if not waiting:
+                raise RuntimeError(
+                    "a second backward pass through the same graph: run the forward pass again, or add the losses and "
+                    "call backward() once"
+                )
+            call, inputs, output = waiting.pop()
+            if [v._version for v in inputs] != versions:
+                raise RuntimeError(
+                    f"the input of {name} was changed in place after its forward pass, so its per-sample gradients "
+                    "cannot be computed: replace the in-place operation (x += y) by x = x + y"
+                )
+            if output is not None and output._version == output_version:
+                call = call._replace(output=output)
+            backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
+            kept = recorder._condense(module, _detached(call), dA.detach())
+            recorder._captures.setdefault(module, []).append(Capture(*kept, backward_pass))
+
+        first.register_hook(capture)
+        return tree_unflatten(leaves, structure)
+
+
+def _hookable(tensor: Tensor) -> Tensor:
+    """A tensor that the backward pass reaches and whose hooks survive in-place operations."""
+    if tensor._is_view():  # changed in place, a view loses its hooks
+        tensor = tensor.clone()
+    if not tensor.requires_grad:  # the first layer: make the backward pass come this far all the same
+        tensor = _Anchor.apply(tensor, _anchor(tensor))  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _refuse(what: str) -> Callable[[Tensor], None]:
+    def refuse(_: Tensor) -> None:
+        raise RuntimeError(
+            f"the loss depends {what}, whose gradient is not recorded: use the first output only (of an LSTM: "
+            "out[:, -1] rather than h), compute auxiliary losses from it outside of the module, or register a rule"
+        )
+
+    return refuse
+
+
+_LIVE: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+class _Anchor(torch.autograd.Function):
+    """Makes a tensor require a gradient without a copy, and ends the backward pass there."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _anchor(like: Tensor) -> Tensor:
+    return torch.empty(0, device=like.device, requires_grad=True)
+
+
+def _detached(call: Call) -> Call:
+    if not call.kwargs and all(isinstance(value, Tensor) for value in call.args):
+        return call._replace(args=tuple(value.detach() for value in call.args))
+
+    def detach(value: Any) -> Any:
+        return value.detach() if isinstance(value, Tensor) else value
+
+    args, kwargs = tree_map(detach, (call.args, dict(call.kwargs)))
+    return call._replace(args=args, kwargs=kwargs)
+
+
+def _remove_all(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()

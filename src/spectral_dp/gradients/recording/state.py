@@ -1,0 +1,170 @@
+"""What a forward pass leaves behind in a model must be nothing: raw data that nobody clips or noises.
+
+Statistics of a batch, a codebook that follows its inputs, a bank of earlier samples, an initialisation from the first
+batch: each would carry records into every later release, or out with the saved model. So the *values* of everything
+that a model holds are compared before and after (``fingerprint.py``). A training step takes two readings of the model,
+a pass without gradients two.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._pytree import tree_flatten, tree_map
+
+from spectral_dp.gradients.recording.fingerprint import Fingerprint, fingerprints, has_numbers, held, own_attributes
+
+
+class StateGuard:
+    """Watches the forward passes of a model, and what they leave behind in it.
+
+    A pass begins when a module of the model is called that no other module of it is calling. Passes of a model in
+    training mode, with gradients, are looked at when :meth:`check` is called (by the step that uses them), others as
+    soon as they end. What happens between steps, outside of passes, is the user's own business: averages, clamped
+    weights, a restored checkpoint.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._members = weakref.WeakSet(model.modules())
+        self._depth = self._pauses = 0
+        self._before: Fingerprint | None = None
+        self._allowed: set[str] = set()
+        this = weakref.ref(self)  # a hook must not keep its guard alive
+
+        def enter(module: nn.Module, _: Any) -> None:
+            if (guard := this()) is not None:
+                guard._enter(module)
+
+        def leave(module: nn.Module, *_: Any) -> None:
+            if (guard := this()) is not None:
+                guard._leave(module)
+
+        handles = [
+            # As they are: torch.compile would trace them with the module, and cannot.
+            register_module_forward_pre_hook(_disable_dynamo(enter)),
+            register_module_forward_hook(_disable_dynamo(leave), always_call=True),
+        ]
+        self.remove = weakref.finalize(self, _remove_all, handles)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lets modules be called without being watched."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    def allow(self, names: Iterable[str]) -> None:
+        """Lets these be written from now on: what is written there was shown not to depend on the data."""
+        self._allowed.update(names)
+
+    def changed(self) -> list[str]:
+        """Returns what the passes since the last look have changed and were not allowed to; the next look is anew."""
+        before, self._before, self._depth = self._before, None, 0
+        if before is None:
+            return []
+        return [name for name in Fingerprint(self._model).changes(before) if name not in self._allowed]
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` if the passes since the last look have changed anything."""
+        if changed := self.changed():
+            raise RuntimeError(self.explanation(changed))
+
+    def explanation(self, changed: Iterable[str]) -> str:
+        """Says what changed and what to do about it."""
+        entries = held(self._model)
+        listed = ", ".join(
+            f"{entries[n].kind} {n!r}" if n in entries else f"attribute {n!r} (set, or removed, by the pass)"
+            for n in changed
+        )
+        return (
+            f"a forward pass left something behind in the model: {listed}. What it writes there is raw data that "
+            "nobody clips or noises, and it stays for later steps and in the saved model. Use layers that keep "
+            "nothing of their input (GroupNorm rather than running statistics, max_norm=None, initialisation from "
+            "public data), return what the loss needs instead of storing it, and begin with a fresh model: a parameter "
+            "that was written is not put back"
+        )
+
+    def _enter(self, module: nn.Module) -> None:
+        if self._pauses or module not in self._members:
+            return
+        self._depth += 1
+        if self._depth == 1:
+            self._is_first = self._before is None
+            if self._is_first:
+                self._before = Fingerprint(self._model)
+
+    def _leave(self, module: nn.Module) -> None:
+        if self._pauses or module not in self._members or not self._depth:
+            return
+        self._depth -= 1
+        is_training = torch.is_grad_enabled() and self._model.training
+        if self._depth == 0 and self._is_first and not is_training:
+            self.check()
+
+
+class Keepsake:
+    """Copies of a model's buffers and attributes, to put back what passes that do not count have written."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kept = [(module, _copies(module._buffers), _copies(own_attributes(module))) for module in model.modules()]
+
+    def restore(self) -> None:
+        """Puts everything back that differs; what has come since is taken away."""
+        for module, buffers, attributes in self._kept:
+            for kept, now in ((buffers, module._buffers), (attributes, own_attributes(module))):
+                for name in now.keys() - kept.keys():
+                    delattr(module, name)
+                for name, value in kept.items():
+                    if name not in now or not _is_same(now[name], value):
+                        _put_back(module, name, value, now.get(name))
+
+
+def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: copied(value) for name, value in values.items()}
+
+
+def _is_same(now: Any, kept: Any) -> bool:
+    if now is kept:
+        return True
+    if has_numbers(now) or has_numbers(kept):
+        return fingerprints({"": now}) == fingerprints({"": kept})
+    (ours, structure), (theirs, other) = tree_flatten(now), tree_flatten(kept)
+    plain = (str, bytes, int, set)
+    return structure == other and all(
+        a is b or (isinstance(a, plain) and isinstance(b, plain) and a == b) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _put_back(module: nn.Module, name: str, kept: Any, now: Any) -> None:
+    if isinstance(kept, Tensor) and isinstance(now, Tensor) and kept.shape == now.shape and not now.requires_grad:
+        with torch.no_grad():
+            now.copy_(kept)  # in place: somebody else may hold it
+    else:
+        setattr(module, name, copied(kept))
+
+
+def copied(value: Any) -> Any:
+    """Copies numbers and the lists and dicts they are in; other objects stay the same."""
+
+    def copy_of(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().clone()
+        return leaf.copy() if isinstance(leaf, np.ndarray | set) else leaf
+
+    return tree_map(copy_of, value)
+
+
+def _remove_all(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,228 @@
+"""Block-circulant layers: Algorithm 3 of the paper, norms and clipped sums without per-sample gradients.
+
+Letters of ``layers.py``, and
+
+    B, T   samples, tokens of each      X, D   (q,), (p,) for each frequency f: orthonormal DFT of the blocks of x, dA
+    a_f    pre-gain of a frequency      w_f    how many real coordinates it has: 1 for DC and Nyquist, 2 for the others
+
+    G_b(f)         = √d Σ_t conj(D_bt(f)) X_bt(f)^t                        rank one per frequency and token
+    ||z_b||²       = d Σ_f w_f a_f² ||Σ_t conj(D_bt(f)) X_bt(f)^t||²       for one token a product of two norms
+    Σ_b c_b z_b(f) = √d a_f Σ_bt c_b conj(D_bt(f)) X_bt(f)^t               one matrix product per kept frequency
+
+With many tokens, the samples' gradients in those coordinates are smaller than the tokens that make them, or not much
+larger: then they are formed once, a few samples at a time, and norm and sum are taken of them.
+
+Norm and sum each take their own frequencies: in the paper's order (clip, then filter) the norm counts what the sum
+leaves out. What neither takes is not computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from spectral_dp.gradients.norms import bias_norms, squares, token_norms
+from spectral_dp.gradients.rules.rule import (
+    Formed,
+    Rule,
+    Spectral,
+    as_tokens,
+    in_chunks,
+    merge_tokens,
+    over_tokens,
+    register,
+    weigh,
+)
+from spectral_dp.layers import SHORT_BLOCK, Band, BlockCirculantLinear, bilinear, on_blocks, to_blocks
+from spectral_dp.mechanism.clipping import underflow
+from spectral_dp.mechanism.gains import Gains
+from spectral_dp.mechanism.transforms import TransformName
+
+
+@register(BlockCirculantLinear, parameters=["weight", "bias"])
+class BlockCirculantRule(Rule[BlockCirculantLinear]):
+    """Rule of :class:`~spectral_dp.layers.BlockCirculantLinear`; its ``weight`` coefficients are ``(p, q, M)``."""
+
+    default_transform: ClassVar[TransformName] = "fourier"
+
+    #: The gains that all of the following were made for, once they have been checked.
+    _prepared: tuple[Gains | None] | None = None
+
+    def __init__(self, module: BlockCirculantLinear, spectral: Spectral) -> None:
+        if spectral.transform not in (None, "fourier"):
+            known = f"a block-circulant layer is diagonal in the Fourier basis, not in that of {spectral.transform!r}"
+            raise ValueError(f"{known}: leave the transform out for this layer")
+        super().__init__(module, spectral)
+
+    def coordinate_shape(self) -> tuple[int, ...]:
+        return (self.module.block_size,)
+
+    def begin_step(self, step: int) -> None:
+        super().begin_step(step)
+        if self._prepared == (self.gains,):
+            return
+        self._prepared = None
+        d = self.module.block_size
+        pre = torch.ones(d).double() if self.gains is None else self.gains.pre.double()
+        a = pre[[max(2 * f - 1, 0) for f in range(d // 2 + 1)]]
+        if not torch.equal(pre, a[[(i + 1) // 2 for i in range(d)]]):
+            raise ValueError(
+                f"norms of a block-circulant layer are computed per frequency, but the pre-gains {pre.tolist()} tell "
+                "cosine and sine of a frequency apart: average each pair (post-gains may differ)"
+            )
+        index = range(d) if self.gains is None else self.gains.index.tolist()
+        self._kept = Band.of(d, sorted({(i + 1) // 2 for i in index}))
+        self._counted = _, singles, pairs = Band.of(d, a.nonzero().flatten().tolist())
+        w = torch.tensor([1] * len(singles) + [2] * len(pairs))
+        self._norm_weights = d * w * a[[*singles, *pairs]].square()
+        self._prepared = (self.gains,)
+
+    def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
+        if isinstance(x, Formed) or not self.trains("weight") or not self._forms(as_tokens(dA)):
+            return x, dA
+        return Formed.of(self._form(x, dA), dA)
+
+    def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor] | None:
+        return super().merge(uses) if any(isinstance(x, Formed) for x, _ in uses) else merge_tokens(uses)
+
+    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
+        x, dA = self.condense(x, dA)
+        if isinstance(x, Formed):
+            return x.squared_norms(dA)
+        x, dA = self._tokens(x, dA)
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
+        if self.trains("weight"):
+            total = total + self._powers(x, dA) @ self._norm_weights.to(total)
+        if self.trains("bias"):
+            total = total + bias_norms(dA)
+        return total
+
+    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        x, dA = self.condense(x, dA)
+        if isinstance(x, Formed):
+            sums = x.weighted_sums(c)
+            return sums | {"weight": self.kept_of_counted("weight", sums["weight"].movedim(0, -1))}
+        x, dA = self._tokens(x, dA)
+        sums = {}
+        if self.trains("weight"):
+            blocks, c_token = self._blocks(x, dA), c.repeat_interleave(dA.shape[1])
+            if self.module.block_size <= SHORT_BLOCK:
+                sums["weight"] = _short_sum(self._kept, *blocks, c_token, self.projection(dA))
+            else:
+                total = _long_sum(self._kept, *blocks, c_token)
+                sums["weight"] = total if self.gains is None else self.analyse(total)
+        if self.trains("bias"):
+            sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
+        return sums
+
+    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        out = dict(x.gradients) if isinstance(x, Formed) else self._form(x, dA)
+        if "weight" in out:
+            out["weight"] = out["weight"].movedim(1, -1)
+        return out
+
+    def _forms(self, dA: Tensor) -> bool:
+        """Whether to form the per-sample gradients: with many tokens that is quicker, and they are not much larger.
+
+        Prices as measured (two cores, float32), in products of two numbers: to form a gradient takes ``T`` of them and
+        as long as 40 to store each number; the other way takes, for each number that is transformed, 360 and 5 for
+        every token that it meets in the Gram matrices.
+        """
+        (_, T, m), (p, q, d) = dA.shape, self.module.weight.shape
+        numbers = T * (q * d + m)
+        if T == 1 or d > SHORT_BLOCK or p * q * d > 2 * numbers:
+            return False
+        products = (len(self._counted.singles) + 3 * len(self._counted.pairs)) * p * q
+        return products * (T + 40) < numbers * (360 + 5 * T)
+
+    def _form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        """Per-sample gradients, those of the weight as ``(B, M, p, q)``: the coordinates that count in the norm."""
+        x, dA = self._tokens(x, dA)
+        out = {}
+        if self.trains("weight"):
+            out["weight"] = self._coordinates(x, dA)
+        if self.trains("bias"):
+            out["bias"] = over_tokens(dA)
+        return out
+
+    def _coordinates(self, x: Tensor, dA: Tensor) -> Tensor:
+        """As combinations of ``R`` products of the tokens' transforms."""
+        (B, T, _), (p, q, _) = dA.shape, self.module.weight.shape
+        A, V, C = bilinear(self._counted, dA.dtype, dA.device)
+        combine, R = _onto(self.projection(dA, counted=True), V), len(A)
+        z = dA.new_empty(B, len(combine), p * q)
+        for rows in in_chunks(B, R * (T * (p + q) + p * q), dA):
+            X, D = self._blocks(x[rows], dA[rows])
+            X, D = (t.unflatten(0, (-1, T)) for t in (on_blocks(A, X), on_blocks(C, D)))  # (n, T, R, q), (n, T, R, p)
+            products = D.permute(0, 2, 3, 1).flatten(0, 1) @ X.transpose(1, 2).flatten(0, 1)  # (n R, p, q)
+            torch.matmul(combine, products.view(-1, R, p * q), out=z[rows])
+        return z.unflatten(2, (p, q))
+
+    def _powers(self, x: Tensor, dA: Tensor) -> Tensor:
+        """``||Σ_t conj(D_bt(f)) X_bt(f)^t||²`` of every counted frequency, ``(B, F)``, rounded up.
+
+        Formal guarantee. Where the tokens of a sample cancel, or its power is in dropped frequencies, norm and sum
+        consist of rounding errors, and not of the same ones. What these can amount to is added to the norm, so that
+        even a sample made for it is clipped enough.
+        """
+        (B, T, _), band, blocks = dA.shape, self._counted, self._blocks(x, dA)
+        (x, x_most), (dA, dA_most) = (_lengths(t, band) for t in blocks)
+        length, most = ((a * b).unflatten(0, (B, T)).sum(1) for a, b in ((x, dA), (x_most, dA_most)))
+        if T == 1:
+            return most.double().square()
+        X, D = (_spectrum(t, band).unflatten(0, (B, T)).permute(3, 0, 1, 2) for t in blocks)
+        norms = token_norms(X.flatten(0, 1), D.flatten(0, 1)).clamp(min=0).sqrt().view(X.shape[:2]).T
+        return (norms + most * (1 + T * torch.finfo(dA.dtype).eps) - length).square()
+
+    def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+        return as_tokens(x.to(self.dtype)), as_tokens(dA.to(self.dtype))
+
+    def _blocks(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:  # (B, T, n) -> (B T, ceil(n / d), d) each
+        d = self.module.block_size
+        return to_blocks(x.flatten(0, 1), d), to_blocks(dA.flatten(0, 1), d)
+
+
+def _lengths(blocks: Tensor, band: Band) -> tuple[Tensor, Tensor]:
+    """``||X(f)||``, ``(N, F)``, and how large it can be for all that rounding did to it."""
+    if band.d <= SHORT_BLOCK:
+        ones, twos = len(band.singles), len(band.pairs)
+        coordinates = bilinear(band, blocks.dtype, blocks.device)[0][: ones + 2 * twos]
+        single, c, s = squares(on_blocks(coordinates, blocks)).sum(2).sqrt().split([ones, twos, twos], dim=1)
+        lengths = torch.cat([single, torch.hypot(c, s) / math.sqrt(2)], dim=1)  # c and s are √2 (Re, Im)
+    else:
+        lengths = squares(_spectrum(blocks, band)).sum(1).sqrt()
+    error = 2 * band.d * torch.finfo(blocks.dtype).eps  # d ulps, for the norm and again for the sum
+    lost = underflow(blocks.shape[1] * blocks.shape[2], blocks.dtype)
+    return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None] + lost
+
+
+def _onto(projection: Tensor | None, V: Tensor) -> Tensor:
+    """From the ``R`` products of a pair of blocks to the coordinates of its gradient, ``(M, R)``."""
+    return V.T if projection is None else projection @ V.T
+
+
+def _short_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor, projection: Tensor | None) -> Tensor:
+    """Coordinates of ``Σ_n c_n g_n``, ``(p, q, M)``: the projection of ``V^t Σ_n c_n (C dA_n) (A x_n)``."""
+    A, V, C = bilinear(band, dA.dtype, dA.device)
+    x, dA = weigh(on_blocks(A, x), on_blocks(C, dA), c)
+    products = torch.bmm(dA.permute(1, 2, 0), x.transpose(0, 1))  # (R, p, q)
+    return (products.flatten(1).T @ _onto(projection, V).T).unflatten(0, products.shape[1:])
+
+
+def _long_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+    X, D = weigh(_spectrum(x, band), _spectrum(dA, band), c)
+    products = torch.bmm(D.permute(2, 1, 0).conj_physical(), X.permute(2, 0, 1))  # (F, p, q)
+    G = products.new_zeros(*products.shape[1:], band.d // 2 + 1)
+    G[..., band.singles + band.pairs] = products.permute(1, 2, 0)
+    return torch.fft.irfft(G, n=band.d, norm="forward")  # √d, and the orthonormal inverse
+
+
+def _spectrum(blocks: Tensor, band: Band) -> Tensor:
+    """``(N, n, d) -> (N, n, F)``, complex."""
+    if not len(blocks):  # MKL refuses to transform none
+        return _spectrum(blocks.new_zeros(1, *blocks.shape[1:]), band)[:0]
+    return torch.fft.rfft(blocks, norm="ortho")[..., band.singles + band.pairs]

@@ -1,0 +1,267 @@
+"""Exact per-sample norms and clipped sums of Conv2d weight gradients.
+
+Shapes
+    x           (B, Ci, H, W)       input of the layer
+    grad        (B, Co, Ho, Wo)     gradient of the loss with respect to its output ("dA")
+    projection  (M, kh*kw)          rows: kept basis vectors of the kernel plane times their pre-gains; None = identity
+    weights     (B,)                clip factors c_b
+    z_b         (Co, Ci/groups, M)  projected weight gradient of sample b
+    T = Ho*Wo output positions,  K = kh*kw taps,  g = groups,  Cig = Ci/g,  Cog = Co/g
+
+Two exact strategies; `prefers_gram` picks the cheaper.
+    materialise   `sample_gradients` forms every z_b, of which norms and sums are taken. Holds B * M * Co * Cig numbers.
+    Gram          `gram_squared_norms` needs only two T x T matrices per sample; `weighted_gradient` is then the native
+                  weight gradient of the weighted batch, projected once. Holds nothing of size B * parameters.
+
+Padding is zero padding; for any other kind pad x first and pass padding (0, 0). A Conv1d is a Conv2d of height 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_dp.gradients.norms import PIECE, gram_matrices, rounded_up
+from spectral_dp.gradients.rules.rule import in_chunks
+from spectral_dp.mechanism.clipping import underflow
+
+
+class ConvGeometry(NamedTuple):
+    """The hyper-parameters of a Conv2d, each as a pair (height, width)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+# ---------------------------------------------------------------------------------------------- materialise
+
+
+def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None = None) -> Tensor:
+    """All z_b, as (B, g, M, Cig, Cog).
+
+    The kw horizontal shifts of the padded input are copied side by side once. Each kernel row is then a slice of
+    that copy (a view when the vertical stride is 1) and one batched product (kw*Cig x T)(T x Cog) gives its kw taps.
+    """
+    (kh, kw), (sh, sw), _, (dh, dw), groups = geometry
+    batch, c_out, h_out, w_out = grad.shape
+    c_in_group, c_out_group = x.shape[1] // groups, c_out // groups
+    row_span = (h_out - 1) * sh + 1
+    in_work = kw * x.shape[1] * x.shape[2] * w_out + kh * kw * c_in_group * c_out
+
+    z = x.new_empty(batch, groups, kh * kw if projection is None else len(projection), c_in_group, c_out_group)
+    for rows in in_chunks(batch, in_work, x):
+        padded = _pad(x[rows], geometry)
+        n = len(padded)
+        b, c, h, w = padded.stride()
+        shifts = padded.as_strided(
+            (n, groups, kw, c_in_group, padded.shape[2], w_out), (b, c * c_in_group, w * dw, c, h, w * sw)
+        ).contiguous()
+        outer = grad[rows].reshape(n * groups, c_out_group, -1).transpose(1, 2)
+        taps = [
+            torch.bmm(shifts[..., u * dh : u * dh + row_span : sh, :].reshape(n * groups, kw * c_in_group, -1), outer)
+            for u in range(kh)
+        ]
+        out = z[rows].flatten(3)
+        if projection is None:
+            torch.stack(taps, 1, out=out.view(n * groups, kh, kw * c_in_group, c_out_group))
+        else:
+            torch.matmul(projection, torch.stack(taps, 1).view(n, groups, kh * kw, -1), out=out)
+    return z
+
+
+# ---------------------------------------------------------------------------------------------------- Gram
+
+
+def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None = None) -> Tensor:
+    """Squared norms (B,): ||z_b||^2 = <A_b, Q_b> with the T x T Gram matrices A of the taps and Q of grad."""
+    groups = geometry.groups
+    if projection is not None and _preserves_norms(projection):
+        projection = None
+    by_shifts = projection is None and geometry.stride == (1, 1)
+    tap_numbers = geometry.kernel[0] * geometry.kernel[1] * x.shape[1] // groups
+    positions = x.shape[2] * x.shape[3] if by_shifts else grad.shape[2] * grad.shape[3]
+
+    in_work = groups * 3 * positions**2 + (0 if by_shifts else (groups * PIECE + x.shape[1]) * positions)
+    squared = []
+    for rows in in_chunks(len(x), in_work, x):
+        if by_shifts:
+            tap_gram, grad_gram = _shifted_grams(x[rows], grad[rows], geometry)
+        else:
+            tap_gram, grad_gram = _filtered_grams(x[rows], grad[rows], geometry, projection)
+        inner = torch.linalg.vecdot(tap_gram.flatten(1), grad_gram.flatten(1))
+        taps, outer = (gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for gram in (tap_gram, grad_gram))
+        inner = rounded_up(inner, taps, outer, tap_numbers, grad.shape[1] // groups, from_gram=True)
+        squared.append(inner.view(-1, groups).sum(1))
+    total = torch.cat(squared)
+    return total if projection is None else _with_leakage(total, x, grad, geometry, projection)
+
+
+def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor) -> Tensor:
+    """Adds what rounding lets through the filter: ulps of the whole gradient, of which the norm sees only what is kept.
+
+    A sample with all its power in dropped coordinates would otherwise have a norm, and a sum clipped by it, of nothing
+    but rounding errors. The gradient is at most sqrt(K) |x| |grad| long, and pre-gains lengthen its errors.
+    """
+    taps = geometry.kernel[0] * geometry.kernel[1]
+    x_length, grad_length = (t.flatten(1).norm(dim=1) + underflow(t[0].numel(), t.dtype) for t in (x, grad))
+    gain = torch.linalg.vector_norm(projection, dim=1).amax().clamp(min=1)
+    longest = gain * math.sqrt(taps) * x_length * grad_length
+    return (squared.sqrt() + taps * torch.finfo(x.dtype).eps * longest).square()
+
+
+def weighted_gradient(
+    x: Tensor, grad: Tensor, weights: Tensor, geometry: ConvGeometry, projection: Tensor | None = None
+) -> Tensor:
+    """sum_b c_b z_b (Co, Cig, M): the native weight gradient with the smaller operand weighted, then projected."""
+    kernel, stride, padding, dilation, groups = geometry
+    scale = weights.view(-1, 1, 1, 1)
+    if x.numel() < grad.numel():
+        x = x * scale
+    else:
+        grad = grad * scale
+    shape_only = x.new_empty(1).expand(grad.shape[1], x.shape[1] // groups, *kernel)
+    total = torch.ops.aten.convolution_backward(
+        grad, x, shape_only, None, stride, padding, dilation, False, (0, 0), groups, (False, True, False)
+    )[1].flatten(2)
+    return total if projection is None else total @ projection.T
+
+
+def _shifted_grams(x: Tensor, grad: Tensor, geometry: ConvGeometry) -> tuple[Tensor, Tensor]:
+    """A and Q for stride 1 and no filter, on output rows widened to the padded width (the surplus of Q is zero).
+
+    On that grid tap (u, v) is the flat offset u*dh*Wp + v*dw, so A is the Gram matrix of the padded input summed
+    over diagonal shifts: along the kernel's width, then along its height.
+    """
+    (kh, kw), _, (_, pw), (dh, dw), groups = geometry
+    h_out, w_out = grad.shape[2:]
+    width = x.shape[3] + 2 * pw
+    length = (h_out - 1) * width + w_out
+    inner = _pad(x, geometry).reshape(len(x) * groups, x.shape[1] // groups, -1)
+    outer = F.pad(grad, (0, width - w_out)) if width > w_out else grad
+    outer = outer.reshape(len(grad) * groups, grad.shape[1] // groups, -1)[..., :length]
+    gram = gram_matrices(inner.mT)
+    gram = _sum_diagonal_shifts(gram, kw, dw)
+    gram = _sum_diagonal_shifts(gram, kh, dh * width)
+    return gram, gram_matrices(outer.mT)
+
+
+def _sum_diagonal_shifts(gram: Tensor, count: int, step: int) -> Tensor:
+    """sum_k gram[t + k*step, t' + k*step], k < count, on the positions where all shifts exist."""
+    if count == 1:
+        return gram
+    size = gram.shape[-1] - (count - 1) * step
+    shifted = [gram[:, k * step : k * step + size, k * step : k * step + size] for k in range(count)]
+    total = shifted[0] + shifted[1]
+    for term in shifted[2:]:
+        total += term
+    return total
+
+
+def _filtered_grams(
+    x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A and Q for any stride and filter; A accumulates over the M filtered inputs."""
+    groups = geometry.groups
+    outer = grad.reshape(len(grad) * groups, grad.shape[1] // groups, -1)
+    gram = x.new_zeros(len(outer), outer.shape[2], outer.shape[2])
+    inputs = _filtered_inputs(x, grad.shape[2:], geometry, projection)
+    inners = (filtered.reshape(len(x) * groups, x.shape[1] // groups, -1) for filtered in inputs)
+    # Several in one product: to add them up one after the other loses more than the rounding guard in large kernels.
+    while some := list(itertools.islice(inners, max(1, PIECE * groups // x.shape[1]))):
+        gram += gram_matrices(torch.cat(some, dim=1).mT)
+    return gram, gram_matrices(outer.mT)
+
+
+def _filtered_inputs(
+    x: Tensor, size: torch.Size, geometry: ConvGeometry, projection: Tensor | None
+) -> Iterator[Tensor]:
+    """What each row of the projection sees: x correlated with it, (n, Ci, Ho, Wo); without one, the shifted inputs."""
+    (kh, kw), (sh, sw), padding, (dh, dw), _ = geometry
+    if projection is None:
+        padded = _pad(x, geometry)
+        for u in range(0, kh * dh, dh):
+            for v in range(0, kw * dw, dw):
+                yield padded[:, :, u : u + (size[0] - 1) * sh + 1 : sh, v : v + (size[1] - 1) * sw + 1 : sw]
+    else:
+        channels = x.shape[1]
+        x = x.contiguous(memory_format=torch.channels_last)  # the fast layout for depthwise convolutions
+        for row in projection:
+            kernel = row.view(1, 1, kh, kw).expand(channels, -1, -1, -1)
+            yield F.conv2d(x, kernel, None, (sh, sw), padding, (dh, dw), channels)
+
+
+def _preserves_norms(projection: Tensor) -> bool:
+    """Whether P^T P = I up to rounding: a full orthonormal basis, which no norm can tell from the identity."""
+    if projection.shape[0] < projection.shape[1]:
+        return False
+    gram = projection.T @ projection
+    eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return bool((gram - eye).abs().max() < 16 * torch.finfo(gram.dtype).eps)
+
+
+# -------------------------------------------------------------------------------------------------- shared
+
+
+def _pad(x: Tensor, geometry: ConvGeometry) -> Tensor:
+    ph, pw = geometry.padding
+    return F.pad(x, (pw, pw, ph, ph)) if ph or pw else x.contiguous()
+
+
+# ----------------------------------------------------------------------------------------------- cost rule
+
+# Prices in multiply-adds of a matrix product (0.02 ns each when measured: float32, two AVX2 cores, batch 256).
+TAP_PRICE = 50  # per number of the unprojected per-sample gradient: written, stacked, projected, squared
+CACHE_PRICE = 50  # per cached number of z_b: first touch of its memory, reread by the clipped sum (20 to 150)
+GRAM_PRICE = 60  # per entry of a padded Gram matrix: shifted sums and inner product
+FILTER_PRICE = 60  # per number of a filtered or shifted input
+PAD_PRICE = 20  # per number padded before a Gram product
+
+
+def prefers_gram(
+    input_shape: Sequence[int],
+    output_shape: Sequence[int],
+    geometry: ConvGeometry,
+    kept: int | None = None,
+) -> bool:
+    """Whether norm plus clipped sum of a (Ci, H, W) -> (Co, Ho, Wo) layer is cheaper by Gram matrices.
+
+    `kept` is M, None without a filter. Each strategy passes once over the K*Cig*Co*T multiply-adds of the weight
+    gradient (materialise for the norm, Gram for the clipped sum), so these cancel. What is left, per sample:
+    materialise handles K*Cig*Co and caches M*Cig*Co numbers; Gram forms and combines its position matrices, N x N
+    over the padded input when shifting is possible, else T x T accumulated over M filtered inputs.
+    """
+    (kh, kw), stride, (ph, pw), _, groups = geometry
+    (c_in, height, width), (c_out, h_out, w_out) = input_shape, output_shape
+    taps = kh * kw
+    kept = taps if kept is None else kept
+    filtered = kept < taps
+    weights = c_in // groups * c_out
+    materialise = weights * (TAP_PRICE * taps + CACHE_PRICE * kept)
+
+    if filtered or stride != (1, 1):
+        positions = h_out * w_out
+        gram = (kept * c_in + c_out) * positions**2 + FILTER_PRICE * kept * c_in * positions
+    else:
+        n_in, n_out = (height + 2 * ph) * (width + 2 * pw), h_out * (width + 2 * pw)
+        gram = c_in * n_in**2 + c_out * n_out**2 + GRAM_PRICE * groups * n_in**2
+        gram += PAD_PRICE * (c_in * n_in + c_out * n_out)
+    return gram < materialise
+
+
+def explicitly_padded(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Pads the input as the layer does, unless it is plain symmetric zero padding, which is returned instead."""
+    if x.ndim != len(module.kernel_size) + 2:
+        raise ValueError(f"{type(module).__name__} was called with one unbatched sample {tuple(x.shape)}: add x[None]")
+    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
+        return x, tuple(module.padding)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * len(module.kernel_size)

@@ -1,0 +1,202 @@
+"""Convolutions, signal support: Algorithm 2 of the paper (Spectral-DP in a 2-D convolutional layer).
+
+    x   (B, Ci, *N)   padded input, N its size   dA  (B, Co, ...)   spread by the stride, padded with zeros to N
+    A, X              their orthonormal DFTs     z_b (Co, Ci/groups, M) real coordinates of G_b
+
+Correlating ``dA`` with ``x`` circularly gives the gradient at *all* lags,
+``G_b(f) = sqrt|N| conj(A_b(f)) X_b(f)``: rank one per frequency, so with ``w_f`` counting a frequency and its mirror
+image
+
+    ||z_b||² = |N| sum_f w_f a_f² (sum_i |A_i(f)|²) (sum_j |X_j(f)|²)
+
+and the clipped sum is one complex matrix product per *kept* frequency. The kernel's gradient is the inverse
+transform, cropped to the kernel's lags. The norm that is clipped is that of all lags, larger than the kernel
+gradient's: the paper's layout, kept for comparison; kernel support (``conv.py``) clips less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spectral_dp.gradients.norms import bias_norms, outer_norms, squares, transform_error
+from spectral_dp.gradients.rules.conv_norms import explicitly_padded
+from spectral_dp.gradients.rules.rule import Rule, Spectral
+from spectral_dp.mechanism.transforms import Fourier
+
+
+class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
+    """Rule of ``nn.Conv1d`` and ``nn.Conv2d`` with the paper's support; Fourier only.
+
+    The size of the spectrum is that of the padded input: taken from the ``input_layout`` ``(C, H, W)`` of its
+    :class:`Spectral`, or from the first input seen, and fixed from then on.
+    """
+
+    default_transform = "fourier"
+
+    def __init__(self, module: nn.Conv1d | nn.Conv2d, spectral: Spectral) -> None:
+        self._size: tuple[int, ...] | None = None
+        self._step = 0
+        layout = spectral.input_layout
+        if layout is not None:
+            if len(layout) != len(module.kernel_size) + 1 or layout[0] != module.in_channels:
+                raise ValueError(f"input layout {layout} does not fit {module}: give (channels, *spatial size)")
+            self._size = _padded_size(module, layout[1:])
+        if spectral.transform not in (None, "fourier"):
+            raise ValueError(f"signal support is defined on the Fourier spectrum, not on {spectral.transform!r}")
+        super().__init__(module, spectral)
+
+    def begin_step(self, step: int) -> None:
+        self._step = step
+        if self._size is not None:
+            self.gains = gains = self.spectral.filter.gains(self.transform, self._size, step)
+            self._kept = _Frequencies(self._size, gains.kept, gains.pre)
+            self._counted = _Frequencies(self._size, gains.pre > 0, gains.pre) if gains.clips_dropped else self._kept
+
+    def coordinate_shape(self) -> tuple[int, ...]:
+        if self._size is None:
+            raise RuntimeError(
+                "the spectrum of a convolution with signal support has the size of its padded input, which is not "
+                "known yet: give input_layout=(channels, height, width), or run a forward and backward pass first"
+            )
+        return self._size
+
+    def coefficient_shape(self, name: str) -> tuple[int, ...]:
+        self.coordinate_shape()
+        return super().coefficient_shape(name)
+
+    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
+        if self.trains("weight") and len(dA):
+            planes = self._planes(x, dA)
+            spectra = self._spectra(planes, counted=True)
+            X, A = (self._lengths(*each) for each in zip(spectra, planes, strict=True))
+            n, m = (2 * spectrum.shape[-1] for spectrum in spectra)  # squares, of real and imaginary parts
+            power = outer_norms(X, A, n, m).double().square().sum(-1)  # over groups: (F, B)
+            total = total + self._counted.weight.to(power) @ power
+        if self.trains("bias"):
+            total = total + bias_norms(dA.to(self.dtype).flatten(2).mT)
+        return total
+
+    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        sums = {}
+        if self.trains("weight") and len(dA) == 0:
+            self._fix_size(_padded_size(self.module, x.shape[2:]))
+            sums["weight"] = dA.new_zeros(self.coefficient_shape("weight"), dtype=self.dtype)
+        elif self.trains("weight"):
+            X, A = self._spectra(self._planes(x, dA), counted=False)
+            weighted = A.conj() * c.to(X.real.dtype).view(-1, 1, 1)
+            G = weighted.permute(0, 2, 3, 1) @ X.permute(0, 2, 1, 3)  # (F, groups, Cog, Cig)
+            sums["weight"] = self._kept.real_coordinates(G.flatten(1, 2).movedim(0, -1))
+        if self.trains("bias"):
+            sums["bias"] = c.to(self.dtype) @ self._biases(dA)
+        return sums
+
+    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        out = {}
+        if self.trains("weight"):
+            X, A = self._spectra(self._planes(x, dA), counted=True)
+            G = A.conj()[..., :, None] * X[..., None, :]  # (F, B, groups, Cog, Cig)
+            out["weight"] = self._counted.real_coordinates(G.flatten(2, 3).movedim(0, -1))
+        if self.trains("bias"):
+            out["bias"] = self._biases(dA)
+        return out
+
+    def gradient(self, name: str, coefficients: Tensor) -> Tensor:
+        if name != "weight":
+            return coefficients
+        lags = self.synthesise(coefficients)
+        for dim, (taps, dilation) in enumerate(zip(self.module.kernel_size, self.module.dilation, strict=True), 2):
+            lags = lags.index_select(dim, torch.arange(taps, device=lags.device) * dilation)
+        return lags
+
+    def _planes(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+        """Padded input times ``sqrt|N|``, and ``dA`` spread by the stride: ``(B, groups, Cig or Cog, *N)``."""
+        module, dtype = self.module, self.dtype
+        x, padding = explicitly_padded(module, x.to(dtype))
+        x = F.pad(x, [p for n in reversed(padding) for p in (n, n)])
+        size = tuple(x.shape[2:])
+        self._fix_size(size)
+        spread = dA.new_zeros(*dA.shape[:2], *size, dtype=dtype)
+        positions = tuple(slice(0, (n - 1) * s + 1, s) for n, s in zip(dA.shape[2:], module.stride, strict=True))
+        spread[(slice(None), slice(None), *positions)] = dA.to(dtype)
+        x = x * math.sqrt(math.prod(size))
+        return x.unflatten(1, (module.groups, -1)), spread.unflatten(1, (module.groups, -1))
+
+    def _spectra(self, planes: tuple[Tensor, Tensor], *, counted: bool) -> tuple[Tensor, Tensor]:
+        """``X (F, B, groups, Cig)`` and ``A (F, B, groups, Cog)``."""
+        at = self._counted if counted else self._kept
+        X, A = (at.pick(plane) for plane in planes)
+        return X, A
+
+    def _lengths(self, spectrum: Tensor, plane: Tensor) -> Tensor:
+        """``||X(f)||`` over channels, ``(F, B, groups)``, and what rounding can have hidden of it.
+
+        Where a sample has all its power in dropped frequencies, the kept ones are rounding errors of the transform.
+        """
+        error = transform_error(math.prod(self.coordinate_shape()), plane.dtype)
+        return squares(spectrum).sum(-1).sqrt() + error * torch.linalg.vector_norm(plane.flatten(2), dim=2)
+
+    def _fix_size(self, size: tuple[int, ...]) -> None:
+        if self._size is None:
+            self._size = size
+            self.begin_step(self._step)
+        if size != self._size:
+            raise ValueError(
+                f"signal support needs inputs of one size: the padded input was {self._size} and is now {size}. Crop "
+                "or pad the data, or use support='kernel', which does not depend on it"
+            )
+
+    def _biases(self, dA: Tensor) -> Tensor:
+        return dA.to(self.dtype).flatten(2).sum(2)
+
+
+def _padded_size(module: nn.Conv1d | nn.Conv2d, size: Sequence[int]) -> tuple[int, ...]:
+    before_after = module._reversed_padding_repeated_twice[::-1]
+    return tuple(n + before_after[2 * i] + before_after[2 * i + 1] for i, n in enumerate(size))
+
+
+class _Frequencies:
+    """Some real Fourier coordinates as frequencies of the half spectrum that ``torch.fft.rfftn`` gives.
+
+    Attributes:
+        weight: ``w_f a_f²`` of each frequency, ``(F,)``.
+    """
+
+    def __init__(self, size: tuple[int, ...], chosen: Tensor, pre: Tensor) -> None:
+        fourier = Fourier()
+        f = fourier.frequencies(size)[chosen] % torch.tensor(size)
+        self._unique, which = torch.unique(f, dim=0, return_inverse=True)
+        self._which, self._is_imaginary = which, fourier.is_imaginary(size)[chosen]
+        self_conjugate = ((2 * self._unique) % torch.tensor(size) == 0).all(1)
+        multiplicity = torch.where(self_conjugate, 1.0, 2.0).double()
+        gain = pre[chosen].double()
+        shared = torch.zeros(len(self._unique), dtype=torch.float64)
+        shared[which] = gain  # of the sine or of the cosine: they must agree
+        expected = torch.bincount(which, minlength=len(self._unique))
+        if bool((shared[which] != gain).any()) or bool((expected != multiplicity).any()):
+            raise ValueError(
+                "signal support needs filters that treat the sine and cosine of a frequency alike before the clip: "
+                "give both the same pre-gain"
+            )
+        self.weight = multiplicity * shared.square()
+        self._factor = multiplicity.sqrt()[which] * gain
+
+    def pick(self, signal: Tensor) -> Tensor:
+        """The chosen coefficients of the signal's spectrum, ``(B, groups, C, *N) -> (F, B, groups, C)``."""
+        dims = tuple(range(3, signal.ndim))
+        spectrum = torch.fft.rfftn(signal, dim=dims, norm="ortho")
+        index = self._unique[:, -1]
+        if len(dims) == 2:
+            index = self._unique[:, 0] * spectrum.shape[-1] + index
+        return spectrum.flatten(3).movedim(3, 0)[index.to(signal.device)]
+
+    def real_coordinates(self, G: Tensor) -> Tensor:
+        """Real coordinates ``(..., M)``, times the pre-gains, of complex coefficients ``(..., F)``."""
+        which, is_imaginary = self._which.to(G.device), self._is_imaginary.to(G.device)
+        parts = G[..., which]
+        return torch.where(is_imaginary, parts.imag, parts.real) * self._factor.to(G.real)

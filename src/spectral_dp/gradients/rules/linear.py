@@ -1,0 +1,90 @@
+"""Dense layers: rank-one gradients, ``g_b = dA_b (x) x_b``, summed over tokens where there are any.
+
+    x   (B, ..., n)   dA  (B, ..., m)   g_b  (m, n)
+    ||g_b||² = ||dA_b||² ||x_b||² without tokens (the "ghost norm"); with them see ``token_norms``.
+
+With a declared input layout ``(C, H, W)``, the input was an image: transform *it* over ``(H, W)``, keep the lowest
+coordinates, and ``z_b = dA_b (x) (T x_b)_kept``. Exact because the transform acts on the input axis only, and cheaper
+than the dense gradient because the kept input is narrower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spectral_dp.gradients.norms import bias_norms, token_norms, transform_error
+from spectral_dp.gradients.rules.rule import Rule, Spectral, as_tokens, merge_tokens, over_tokens, register, weigh
+
+
+@register(nn.Linear, parameters=["weight", "bias"])
+class LinearRule(Rule[nn.Linear]):
+    """Rule of ``nn.Linear``; its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
+
+    def __init__(self, module: nn.Linear, spectral: Spectral) -> None:
+        layout = spectral.input_layout
+        if layout is not None and (not 1 <= len(layout) <= 3 or math.prod(layout) != module.in_features):
+            raise ValueError(
+                f"input layout {layout} does not describe the {module.in_features} inputs of the layer: give "
+                f"(L,), (C, L) or (C, H, W) with product {module.in_features}"
+            )
+        self._layout = layout if layout is None or len(layout) > 1 else (1, *layout)
+        super().__init__(module, spectral)
+
+    def coordinate_shape(self) -> tuple[int, ...] | None:
+        return None if self._layout is None else self._layout[1:]
+
+    def leading_shape(self) -> tuple[int, ...]:
+        return () if self._layout is None else (self.module.out_features, self._layout[0])
+
+    def merge(self, uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return merge_tokens(uses)
+
+    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        x, dA = self._tokens(x, dA)
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
+        if self.trains("weight"):
+            total = total + token_norms(self._inputs(x, counted=True), dA, self._input_errors(x))
+        if self.trains("bias"):
+            total = total + bias_norms(dA)
+        return total
+
+    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        x, dA = self._tokens(x, dA)
+        sums = {}
+        if self.trains("weight"):
+            left, right = weigh(self._inputs(x), dA, c)
+            total = right.flatten(0, 1).T @ left.flatten(0, 1)
+            sums["weight"] = total.view(self.coefficient_shape("weight"))
+        if self.trains("bias"):
+            sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
+        return sums
+
+    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        x, dA = self._tokens(x, dA)
+        out = {}
+        if self.trains("weight"):
+            out["weight"] = dA.mT @ self._inputs(x, counted=True)
+        if self.trains("bias"):
+            out["bias"] = over_tokens(dA)
+        return out
+
+    def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = self.dtype
+        return as_tokens(x.to(dtype)), as_tokens(dA.to(dtype))
+
+    def _inputs(self, x: Tensor, *, counted: bool = False) -> Tensor:
+        """The input as the gradient sees it: ``(B, T, n)``, or its filtered spectrum ``(B, T, C * M)``."""
+        if self.gains is None or self._layout is None:
+            return x
+        return self.analyse(x.unflatten(-1, self._layout), counted=counted).flatten(-2)
+
+    def _input_errors(self, x: Tensor) -> Tensor | None:
+        """How far the filtered inputs behind norm and sum can be apart, ``(B, T)``: where most is dropped, a lot."""
+        if self.gains is None or self._layout is None:
+            return None
+        largest = max(float(self.gains.pre.max()), 1.0)
+        return transform_error(self.gains.pre.numel(), x.dtype) * largest * torch.linalg.vector_norm(x, dim=2)

@@ -1,0 +1,201 @@
+"""Algorithm 1 of the paper (Spectral-DP perturbation), in a form that is private.
+
+    z = a * (T g)                               transform; filter (pre-gain)
+    c = min(1, C / ||z||)                       clip
+    s = sum_b c_b z_b + N(0, (σ C)² I)          sum, noise once, on the kept coordinates
+    g~ = T^t (b * s) / divisor                  filter (post-gain), inverse transform, public constant
+
+:func:`perturb` runs it on one query, :func:`perturb_sum` on a batch of records; both are made of the same three
+steps, :func:`analyse`, :func:`add_noise` and :func:`synthesise`, and so is training.
+
+Three things differ from the printed algorithm, each because the printed form is not private or wastes signal (see
+``docs/privacy.md``): the noise lives on *real* coordinates (real noise on complex coefficients leaves the odd part of
+the signal bare), coordinates that will be dropped are dropped before clipping rather than after, and the filter counts
+real degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from spectral_dp.mechanism.clipping import Clipped, clip_and_sum, clip_each, row_norms
+from spectral_dp.mechanism.filters import Filter, LowPass
+from spectral_dp.mechanism.gains import Gains
+from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
+from spectral_dp.mechanism.transforms import Transform, TransformName, get_transform
+from spectral_dp.relations import Relation
+
+
+def perturb(
+    query: Tensor,
+    *,
+    sensitivity: float,
+    noise_multiplier: float,
+    filter_ratio: float = 0.0,
+    filter: Filter | None = None,
+    transform: TransformName | Transform = "fourier",
+    dims: int | Sequence[int] = -1,
+    batch_dims: int = 0,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    noise: NoiseSource | None = None,
+) -> Tensor:
+    """Releases a query with spectral Gaussian noise (Algorithm 1).
+
+    Formal guarantee. The output is the Gaussian mechanism with the given noise multiplier, followed by
+    post-processing: its ``(ε, δ)`` is ``accounting.gaussian_epsilon(noise_multiplier, δ)``, whatever the transform and
+    the filter. It holds for data sets that are neighbours under ``relation``, if *either* the query is what one record
+    contributes (zero where the record is absent), *or* neighbours move the query by at most ``sensitivity`` under
+    add-or-remove-one already and no pre-gain exceeds one (clipping is a projection onto a ball and brings no two
+    queries further apart).
+
+    Args:
+        query: A real tensor of any shape, clipped as a whole.
+        sensitivity: ``S``, the bound on the Euclidean norm to which the filtered query is clipped.
+        noise_multiplier: ``σ``: the noise's deviation in units of the sensitivity.
+        filter_ratio: ``ρ``, the fraction of real degrees of freedom to drop: short for ``filter=LowPass(ρ)``.
+        filter: Any other filter.
+        transform: A name (see :mod:`spectral_dp.mechanism.transforms`) or a transform.
+        dims: The one or two dimensions to transform.
+        batch_dims: How many leading dimensions number *independent queries*, each clipped and noised by itself. The
+            guarantee is for each; a record that enters several composes them.
+        relation: Which data sets are neighbours. Replacing a record can move the query twice as far, so it gets twice
+            the noise.
+        noise: Where the noise comes from; a new :class:`~spectral_dp.mechanism.noise.SecureNoise` by default.
+
+    Returns:
+        The noisy query, shape and dtype of ``query``.
+    """
+    if not 0 <= batch_dims < query.ndim:
+        raise ValueError(f"batch_dims must leave at least one of the {query.ndim} dimensions, got {batch_dims}")
+    transform, gains, dims = _plan(query, batch_dims, filter_ratio, filter, transform, dims)
+    batch_shape = query.shape[:batch_dims]
+    queries = query.reshape(math.prod(batch_shape), *query.shape[batch_dims:])
+    z, norms = analyse(queries, transform, gains, dims)
+    clipped = clip_each(z, _positive("sensitivity", sensitivity), norms)
+    noisy = add_noise(clipped, noise_multiplier, noise or SecureNoise(), relation)
+    return synthesise(noisy, transform, gains, dims).reshape(query.shape)
+
+
+def perturb_sum(
+    samples: Tensor,
+    *,
+    max_norm: float,
+    noise_multiplier: float,
+    divisor: float = 1.0,
+    filter_ratio: float = 0.0,
+    filter: Filter | None = None,
+    transform: TransformName | Transform = "fourier",
+    dims: int | Sequence[int] = -1,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    noise: NoiseSource | None = None,
+) -> Tensor:
+    """Releases the sum of one contribution per record: clip each, sum, noise once, divide by a public constant.
+
+    Formal guarantee. As :func:`perturb`: the Gaussian mechanism with the given multiplier on the sum over records, for
+    neighbours under ``relation``. The number of records may be private, zero included, because neither the noise nor
+    the divisor depends on it.
+
+    Args:
+        samples: ``(B, ...)``, one contribution per record; ``B`` may be 0.
+        max_norm: ``C``, the bound on the norm of each filtered contribution.
+        noise_multiplier: ``σ``: the noise's deviation in units of the sensitivity.
+        divisor: A *public* constant to divide by, such as the expected batch size.
+        filter_ratio: See :func:`perturb`.
+        filter: See :func:`perturb`.
+        transform: See :func:`perturb`.
+        dims: The one or two dimensions to transform; not the first, which numbers the records.
+        relation: See :func:`perturb`.
+        noise: See :func:`perturb`.
+
+    Returns:
+        The noisy sum over ``divisor``, shape ``samples.shape[1:]``.
+    """
+    transform, gains, dims = _plan(samples, 1, filter_ratio, filter, transform, dims)
+    z, norms = analyse(samples, transform, gains, dims)
+    clipped = clip_and_sum(z, _positive("max_norm", max_norm), norms)
+    noisy = add_noise(clipped, noise_multiplier, noise or SecureNoise(), relation)
+    return synthesise(noisy, transform, gains, dims) / _positive("divisor", divisor)
+
+
+def analyse(signals: Tensor, transform: Transform, gains: Gains, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Line 1: transform and pre-gain.
+
+    Returns:
+        ``z (B, ..., M)``, the kept coordinates of each of the ``B`` signals (the transformed dimensions moved to the
+        end and flattened), and the norms ``(B,)`` to clip by: those of ``z``, or in the paper's order of everything
+        there was before the filter.
+    """
+    last = tuple(range(-len(dims), 0))
+    coordinates = transform.forward(signals.movedim(tuple(dims), last), last)
+    z = gains.compress(coordinates)
+    if gains.kept_pre is not None:
+        z = z * gains.kept_pre.to(z)
+    return z, row_norms(coordinates * gains.pre.to(coordinates) if gains.clips_dropped else z)
+
+
+def add_noise(
+    clipped: Clipped,
+    noise_multiplier: float,
+    noise: NoiseSource,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+) -> Tensor:
+    """Line 3: the Gaussian mechanism, the one place where noise is added.
+
+    Formal guarantee. Adds independent ``N(0, (σ Δ)²)`` to every number in ``clipped.value``, where ``Δ`` is the
+    sensitivity that the clipped value itself declares for ``relation``.
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier must be finite and not negative, got {noise_multiplier}")
+    value = clipped.value
+    if noise_multiplier == 0:
+        warnings.warn("noise_multiplier is 0: the release is not private", RuntimeWarning, stacklevel=3)
+        return value
+    scale = noise_multiplier * clipped.sensitivity(relation)
+    if not math.isfinite(scale):
+        raise ValueError(f"noise of infinite scale: set a finite clipping bound (it is {clipped.max_norm})")
+    drawn = noise.normal(value.shape, dtype=value.dtype, device=value.device)
+    return torch.add(value, drawn, alpha=scale, out=drawn)
+
+
+def synthesise(kept: Tensor, transform: Transform, gains: Gains, dims: Sequence[int]) -> Tensor:
+    """Lines 4 and 5: post-gains on the kept coordinates ``(..., M)``, zeros elsewhere, back to the signal."""
+    if gains.kept_post is not None:
+        kept = kept * gains.kept_post.to(kept)
+    last = tuple(range(-len(dims), 0))
+    return transform.inverse(gains.expand(kept), last).movedim(last, tuple(dims))
+
+
+def _plan(
+    query: Tensor,
+    batch_dims: int,
+    filter_ratio: float,
+    filter: Filter | None,
+    transform: TransformName | Transform,
+    dims: int | Sequence[int],
+) -> tuple[Transform, Gains, tuple[int, ...]]:
+    """Checks what the two front doors have in common."""
+    if filter is not None and filter_ratio != 0:
+        raise ValueError(f"give filter_ratio={filter_ratio} or filter={filter!r}, not both")
+    dims = (dims,) if isinstance(dims, int) else tuple(dims)
+    for d in dims:
+        if not -query.ndim <= d < query.ndim or d % query.ndim < batch_dims:
+            first = f"the first {batch_dims} number records or queries" if batch_dims else "none is reserved"
+            raise ValueError(f"cannot transform dimension {d} of a tensor with {query.ndim} dimensions ({first})")
+    dims = tuple(d % query.ndim - query.ndim for d in dims)  # from the end: right with and without the batch
+    transform = get_transform(transform)
+    gains = (filter or LowPass(filter_ratio)).gains(transform, tuple(query.shape[d] for d in dims))
+    if gains.is_identity:
+        # T is orthogonal: clipping and white noise in its coordinates *are* clipping and white noise in the signal.
+        transform = get_transform("identity")
+    return transform, gains, dims
+
+
+def _positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be finite and positive, got {value}")
+    return value

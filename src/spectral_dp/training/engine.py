@@ -1,0 +1,439 @@
+"""PrivacyEngine: Algorithm 4, the front door. Turns a model, an optimizer and a data loader into private ones.
+
+The names, the arguments and the three return values are those of Opacus, so that a training script changes by its
+import. This file composes; each part is a file of its own: sampling, per-sample gradients, clipping, mechanism,
+accounting, checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+
+from spectral_dp import accounting
+from spectral_dp.accounting import Accountant, Ledger, Phase
+from spectral_dp.accounting.budget import Budget, EngineAccountant
+from spectral_dp.accounting.privacy_loss import checked
+from spectral_dp.gradients import ModelGradients, find_problems, fix
+from spectral_dp.gradients import validate as validate_module
+from spectral_dp.mechanism.clipping import Clipping, ClippingName, clipping_policy
+from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
+from spectral_dp.relations import Relation
+from spectral_dp.training import checkpoint
+from spectral_dp.training.config import SpectralConfig
+from spectral_dp.training.optimizer import LossReduction, PrivateOptimizer
+from spectral_dp.training.rehearsal import Rehearsal
+from spectral_dp.training.run import Run
+from spectral_dp.training.sampling import CountingLoader, PhysicalBatch, PoissonLoader
+
+
+class PrivacyEngine:
+    """Makes training private and keeps the ledger.
+
+    Formal guarantee. Training with what :meth:`make_private` returns releases every model it passes through under
+    ``(get_epsilon(δ), δ)``-differential privacy with respect to the records of the data loader, for neighbours under
+    ``relation``, as ``docs/privacy.md`` states it. The ledger holds the steps actually run.
+
+    Args:
+        accountant: ``"pld"`` (tight) or ``"rdp"``; Opacus' name ``"prv"`` means ``"pld"``.
+        secure_mode: Noise and batches always come from a cryptographic generator; the argument is taken for Opacus'
+            sake.
+        relation: Which data sets are neighbours.
+        seed: Makes noise and batches reproducible, for experiments; needs ``reproducibility_over_privacy=True``.
+        reproducibility_over_privacy: Says that the run may be predictable and so protects nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        accountant: Accountant | Literal["prv"] = "pld",
+        secure_mode: bool = True,
+        relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+        seed: int | None = None,
+        reproducibility_over_privacy: bool = False,
+    ) -> None:
+        self.accountant = EngineAccountant("pld" if accountant == "prv" else accountant, Ledger(relation))
+        self._relation = Relation(relation)
+        self._seed = seed
+        self._reproducible = reproducibility_over_privacy
+        self._noise: NoiseSource = (
+            SecureNoise()
+            if seed is None
+            else SeededNoise(seed, reproducibility_over_privacy=reproducibility_over_privacy)
+        )
+        self._run: Run | None = None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any] | PoissonLoader,
+        noise_multiplier: float,
+        max_grad_norm: float | Sequence[float],
+        criterion: Any = None,
+        batch_first: bool = True,
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        clipping: ClippingName | Clipping = "flat",
+        noise_allocation: Literal["uniform", "optimal"] = "uniform",
+        spectral: SpectralConfig | None = None,
+        max_physical_batch_size: int | None = None,
+        augmentation_multiplicity: int = 1,
+        sample_rate: float | None = None,
+        rehearsal: bool = True,
+        noise_generator: None = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | CountingLoader]:
+        """Returns the private model, optimizer and data loader.
+
+        The model is the given one: watched from now on, but an ordinary module.
+
+        Args:
+            module: A model that treats samples independently.
+            optimizer: Any ``torch.optim`` optimizer over its parameters.
+            data_loader: Gives the dataset, the expected batch size, the collation and the workers.
+            noise_multiplier: ``σ``.
+            max_grad_norm: ``C``; a list ``C_l`` with ``clipping="per_layer"``.
+            criterion: Checked if given. The loss must be the sum, or the plain mean, of terms that depend on one sample
+                each: weighted means and means over the labels that are not ignored divide by what *other* samples hold.
+            batch_first: Must be true: samples are numbered by the first dimension.
+            loss_reduction: How the loss combines samples.
+            poisson_sampling: Draw Poisson batches from the loader's dataset. If false, the loader is used as it is, and
+                ``sample_rate`` must say what to account for; the order must not depend on what the records hold.
+            clipping: ``"flat"``, ``"per_layer"``, ``"automatic"``, or a ``Clipping`` of one's own.
+            noise_allocation: For ``"per_layer"``: uniform noise, or the least in total.
+            spectral: What is released of each layer; nothing is filtered by default, which is plain DP-SGD.
+            max_physical_batch_size: The most samples to hold in memory at once; affects memory only.
+            augmentation_multiplicity: How many views of each sample the model sees, next to each other in the batch.
+            rehearsal: Begin the first epoch with a few small batches that show whether the loop treats every record by
+                itself, and raise an error if it does not (see ``docs/sharp-edges.md``). False takes your word for it.
+            noise_generator: Refused: a generator's noise can be predicted. See ``seed`` of the engine.
+            grad_sample_mode: Taken for Opacus' sake, without effect.
+            wrap_model: Taken for Opacus' sake, without effect: models are never wrapped.
+            rand_on_empty: Taken for Opacus' sake, without effect.
+            sample_rate: With ``poisson_sampling=False`` it must be 1, and the engine's relation replace-one: all that
+                can be said of a loader that goes through the data in order or shuffled.
+        """
+        plan = None
+        if self._run is not None:  # a second call starts another run, on the same ledger and within the same budget
+            plan = self._run.plan
+            self._run.optimizer.gradients.remove()
+            self._run = None
+        if noise_generator is not None:
+            raise ValueError(
+                "noise from a generator can be predicted: leave noise_generator out, or for an experiment use "
+                "PrivacyEngine(seed=..., reproducibility_over_privacy=True)"
+            )
+        _check_criterion(criterion, loss_reduction)
+        if not batch_first:
+            raise ValueError(
+                "samples must be numbered by the first dimension: use batch_first=True, and layers likewise"
+            )
+        self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        spectral = spectral or SpectralConfig.dpsgd()
+        loader, rate, expected = self._loader(data_loader, poisson_sampling, sample_rate, max_physical_batch_size)
+        gradients = ModelGradients(module, spectral.spectral(module))
+        policy = clipping_policy(clipping, max_grad_norm, noise_allocation)
+        private = PrivateOptimizer(
+            optimizer,
+            gradients,
+            clipping=policy,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected,
+            noise=self._noise,
+            loss_reduction=loss_reduction,
+            relation=self._relation,
+            views=augmentation_multiplicity,
+            current_batch=lambda: _current(loader),
+            before_release=lambda: run.record(),
+        )
+        loader.settle = private.require_taken
+        if rehearsal and not isinstance(loader.dataset, IterableDataset):
+            loader.rehearse = Rehearsal(
+                private,
+                len(loader.dataset),  # type: ignore[arg-type]
+                loader.read,
+                collate_fn=loader.collate_fn,
+                max_batch_size=max_physical_batch_size if isinstance(loader, PoissonLoader) else loader.batch_size,
+                with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,
+            ).batches
+        run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
+        run.follow(plan)
+        return module, private, loader
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any] | PoissonLoader,
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float | Sequence[float],
+        stop_at_budget: bool = False,
+        **others: Any,
+    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | CountingLoader]:
+        """As :meth:`make_private`, with the least noise that keeps ``epochs`` epochs within the budget.
+
+        Args:
+            module: See :meth:`make_private`.
+            optimizer: See :meth:`make_private`.
+            data_loader: See :meth:`make_private`.
+            target_epsilon: The ``ε`` to spend.
+            target_delta: The ``δ`` at which.
+            epochs: How many epochs it must last.
+            max_grad_norm: See :meth:`make_private`.
+            stop_at_budget: End the data loader's iteration when the budget is spent, and refuse steps beyond it.
+                Otherwise stepping beyond it warns once. The budget is the engine's: it also holds for further runs
+                that :meth:`make_private` sets up on this engine.
+            **others: The other arguments of :meth:`make_private`.
+        """
+        if self.accountant.ledger.steps:
+            raise ValueError(
+                "this engine has spent budget already: use a new engine, or make_private with a noise_multiplier"
+            )
+        records = len(data_loader.dataset)  # type: ignore[arg-type]
+        accounting.warn_if_delta_too_large(target_delta, records)
+        poisson, given = others.get("poisson_sampling", True), others.get("sample_rate")
+        loader, rate, _ = self._loader(data_loader, poisson, given, None)
+        steps = epochs * len(loader)
+        sigma = accounting.calibrate_noise(
+            target_epsilon, target_delta, rate, steps, accountant=self.accountant.name, relation=self._relation
+        )
+        result = self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=sigma,
+            max_grad_norm=max_grad_norm,
+            **others,
+        )
+        assert self._run is not None
+        planned = Phase(sigma, rate, steps)
+        self._run.follow(Budget(target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name))
+        return result
+
+    def get_epsilon(self, delta: float) -> float:
+        """Returns the ``ε`` spent so far at ``delta``, by the steps actually run; warns if ``delta >= 1/N``."""
+        if self._run is not None:
+            accounting.warn_if_delta_too_large(delta, len(self._run.loader.dataset))  # type: ignore[arg-type]
+        return self.accountant.get_epsilon(delta)
+
+    def is_compatible(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        data_loader: DataLoader[Any] | PoissonLoader | None = None,
+    ) -> bool:
+        """Returns whether :meth:`validate` finds nothing."""
+        try:
+            self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        except (ValueError, TypeError):
+            return False
+        return True
+
+    def validate(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        data_loader: DataLoader[Any] | PoissonLoader | None = None,
+    ) -> None:
+        """Raises an error that names cause and fix if these cannot be made private."""
+        validate_module(module)
+        if not any(p.requires_grad for p in module.parameters()):
+            raise ValueError("the model has no trainable parameter: unfreeze one with requires_grad_(True)")
+        if optimizer is not None:
+            if isinstance(optimizer, PrivateOptimizer):
+                raise ValueError("the optimizer is private already: give the one it wraps, optimizer.original")
+            own = set(module.parameters())
+            foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
+            if foreign:
+                raise ValueError(
+                    f"the optimizer holds {len(foreign)} parameters that are not the model's: build it from the "
+                    "parameters of this model (a copy has others)"
+                )
+        if data_loader is not None and not isinstance(data_loader, DataLoader | PoissonLoader):
+            raise TypeError(f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}")
+
+    @staticmethod
+    def get_compatible_module(module: nn.Module) -> nn.Module:
+        """Returns a copy of the model without modules that mix samples (BatchNorm becomes GroupNorm)."""
+        fixed = fix(module)
+        assert not find_problems(fixed)
+        return fixed
+
+    def save_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: PrivateOptimizer | None = None,
+        checkpoint_dict: Mapping[str, Any] | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        module_state_dict_kwargs: Mapping[str, Any] | None = None,
+        torch_save_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Saves model, optimizer, ledger, filters, sampler position and privacy settings together, atomically.
+
+        What has been summed of a logical step that is not complete is not saved: it carries no noise yet. A resumed
+        run draws that step anew.
+
+        Args:
+            path: File to write the checkpoint to.
+            module: The model that :meth:`make_private` returned.
+            optimizer: The private optimizer that it returned; need not be given. Those of another run are refused.
+            checkpoint_dict: Anything else to keep with it, such as a scheduler's ``state_dict``: tensors and plain
+                types.
+            noise_scheduler: Refused: there are no such objects here. See ``checkpoint_dict``.
+            grad_clip_scheduler: Refused, likewise.
+            module_state_dict_kwargs: For ``module.state_dict``.
+            torch_save_kwargs: For ``torch.save``.
+        """
+        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        run = self._require_run()
+        run.require_own(module, optimizer)
+        state = run.state_dict(module) | {"extra": dict(checkpoint_dict or {})}
+        if module_state_dict_kwargs:
+            state["module"] = module.state_dict(**module_state_dict_kwargs)
+        checkpoint.save(state, path, **(torch_save_kwargs or {}))
+
+    def load_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: PrivateOptimizer | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        torch_load_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Restores :meth:`save_checkpoint` into a run made private with the same settings, and returns its extra dict.
+
+        Call it right after :meth:`make_private`. Nothing is changed if the checkpoint is damaged, was edited, is of
+        another configuration, or does not continue the steps that this engine has run: then its ledger would forget
+        them. :class:`~spectral_dp.training.run.Run` states what is guaranteed, and what no file can tell.
+        """
+        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        run = self._require_run()
+        run.require_own(module, optimizer)
+        state = checkpoint.load(path, **(torch_load_kwargs or {}))
+        run.load_state_dict(state, module)
+        return dict(state["extra"])
+
+    def _require_run(self) -> Run:
+        if self._run is None:
+            raise RuntimeError("nothing is private yet: call make_private or make_private_with_epsilon first")
+        return self._run
+
+    def _loader(
+        self,
+        data_loader: DataLoader[Any] | PoissonLoader,
+        poisson_sampling: bool,
+        sample_rate: float | None,
+        max_physical_batch_size: int | None,
+    ) -> tuple[PoissonLoader | CountingLoader, float, float]:
+        """The loader to train with, the rate to account for, and the public divisor."""
+        if poisson_sampling:
+            if sample_rate is not None:
+                raise ValueError(
+                    "sample_rate is the batch size over the number of records: leave it out, or do not sample"
+                )
+            loader = PoissonLoader.from_data_loader(
+                data_loader,
+                max_physical_batch_size=max_physical_batch_size,
+                seed=self._seed,
+                reproducibility_over_privacy=self._reproducible,
+            )
+            return loader, loader.sample_rate, loader.expected_batch_size
+        if sample_rate is None:
+            raise ValueError(
+                "without Poisson sampling the batches of a loader are not what the accountant assumes: use "
+                "poisson_sampling=True, or relation=Relation.REPLACE_ONE and sample_rate=1.0, which claims nothing of "
+                "sampling"
+            )
+        if isinstance(data_loader, PoissonLoader):
+            raise ValueError("the loader samples by Poisson already: leave poisson_sampling and sample_rate out")
+        self._check_loader_as_it_is(data_loader, checked("sample_rate", sample_rate))
+        if max_physical_batch_size is not None:
+            raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")
+        if data_loader.batch_size is None:
+            raise ValueError("the DataLoader has batch_size=None, so there is no public divisor: set batch_size")
+        return CountingLoader(data_loader), sample_rate, float(data_loader.batch_size)
+
+    def _check_loader_as_it_is(self, data_loader: DataLoader[Any], sample_rate: float) -> None:
+        """Refuses what cannot be accounted for when a loader makes the batches itself.
+
+        Formal guarantee. In every pass over the data, whatever its order, a record is in one batch at most. Replacing
+        it changes that batch only and by at most 2C, so steps accounted at rate 1 under replace-one are an upper bound.
+        Removing it instead moves every later record up: all batches from there on change by up to 2C, which is what
+        add-or-remove-one does not allow for. And a record that takes part in every pass is not sampled at a rate below
+        1: shuffling is not Poisson sampling.
+        """
+        if not isinstance(data_loader.dataset, IterableDataset) and not _takes_each_once(data_loader):
+            raise ValueError(
+                f"a {type(data_loader.sampler).__name__} may draw a record twice into one batch, where it would count "
+                "twice, or choose by what records hold: use poisson_sampling=True, or make the loader with batch_size "
+                "and shuffle only, and express a choice of records as a torch.utils.data.Subset"
+            )
+        if sample_rate < 1:
+            raise ValueError(
+                f"this DataLoader takes every record in every pass, in order or shuffled, which is not Poisson "
+                f"sampling at rate {sample_rate:g} and spends more: use poisson_sampling=True, or sample_rate=1.0 with "
+                "PrivacyEngine(relation=Relation.REPLACE_ONE)"
+            )
+        if self._relation is not Relation.REPLACE_ONE:
+            raise ValueError(
+                "without Poisson sampling, removing a record moves every later one to another place, so all later "
+                "batches change: use poisson_sampling=True (with batch_size=len(dataset) to take all records at every "
+                "step), or PrivacyEngine(relation=Relation.REPLACE_ONE)"
+            )
+
+
+def _current(loader: PoissonLoader | CountingLoader) -> PhysicalBatch:
+    if loader.current is None:
+        raise RuntimeError(
+            "step() before a batch was drawn from the loader that make_private returned: iterate over that one, not "
+            "over the DataLoader it was made from, whose batches are not what the ledger accounts for"
+        )
+    return loader.current
+
+
+def _takes_each_once(data_loader: DataLoader[Any]) -> bool:
+    """Whether a pass over the data is known to hold every record once at most, whatever the records hold."""
+    order: Any = data_loader.sampler
+    if type(order) is RandomSampler:
+        return not order.replacement and len(order) <= len(data_loader.dataset)  # type: ignore[arg-type]
+    if type(order) is SubsetRandomSampler:
+        return len({int(i) for i in order.indices}) == len(order.indices)
+    return type(order) is SequentialSampler
+
+
+def _check_criterion(criterion: Any, loss_reduction: str) -> None:
+    """Refuses losses that are known to divide by what other samples hold, or by something else than is said."""
+    if getattr(criterion, "reduction", loss_reduction) != loss_reduction:
+        raise ValueError(
+            f"{type(criterion).__name__} has reduction={criterion.reduction!r}, but loss_reduction={loss_reduction!r}: "
+            "give both the same, or every gradient is clipped at the wrong scale"
+        )
+    if getattr(criterion, "reduction", "mean") == "mean" and getattr(criterion, "weight", None) is not None:
+        raise ValueError(
+            f"{type(criterion).__name__} with class weights and reduction='mean' divides by the weights of the batch, "
+            "so one sample rescales the others: use reduction='sum' and loss_reduction='sum'"
+        )
+
+
+def _refuse_schedulers(*schedulers: object) -> None:
+    if any(scheduler is not None for scheduler in schedulers):
+        raise ValueError("noise and clipping schedulers are not kept: put their state into checkpoint_dict")

@@ -1,0 +1,104 @@
+"""Puts everything back that a rehearsal moves: generators, learning rates and their schedulers, the model's state."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from spectral_dp.gradients.recording.state import Keepsake, copied
+
+
+@contextmanager
+def aside(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> Iterator[None]:
+    """Leaves no trace of what happens within, which is an iteration of a user's loop.
+
+    The model's parameters are not copied: nothing steps within, and what a forward pass writes there is an error.
+    """
+    keepsake = Keepsake(model)
+    modes = [(module, module.training) for module in model.modules()]
+    settings = [
+        (group, {k: copied(v) for k, v in group.items() if k != "params"})
+        for o in optimizers
+        for group in o.param_groups
+    ]
+    # Not what other objects hold, such as another scheduler within, or a model: those are not to be replaced by copies.
+    schedules = [(s, copied({k: v for k, v in vars(s).items() if k != "optimizer"})) for s in schedulers]
+    for optimizer in optimizers:
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # or a scheduler warns that nothing was stepped
+    try:
+        with generators_kept():
+            yield
+    finally:
+        keepsake.restore()
+        for module, training in modes:
+            module.training = training
+        for scheduler, state in schedules:
+            vars(scheduler).update(state)
+        for group, values in settings:
+            for name, value in values.items():
+                if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
+                    group[name].copy_(value)  # a learning rate that the optimizer holds, and that is written in place
+                else:
+                    group[name] = value
+
+
+@contextmanager
+def in_evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Keeps modules in evaluation mode, also in a loop that calls ``model.train()`` at every step.
+
+    Their modes are for :func:`aside` to put back.
+    """
+
+    def switch(module: nn.Module, _: Any) -> None:
+        module.training = False
+
+    handles = [module.register_forward_pre_hook(switch) for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Whether a module draws random numbers in training mode, and does nothing else there, by its kind or name."""
+    return isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) or "drop" in type(module).__name__.lower()
+
+
+def seed_everything(seed: int) -> None:
+    """Makes what the loop draws next from the global generators the same every time."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  # the user's loop may draw from it
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Puts the global generators back to where they were."""
+    on_cpu, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_cpu)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        if on_devices is not None:
+            torch.cuda.set_rng_state_all(on_devices)
+
+
+def schedulers_of(optimizers: Sequence[Optimizer]) -> list[LRScheduler]:
+    """The schedulers that act on these optimizers, which do not know of them: a loop may step one at every batch."""
+    found = [o for o in gc.get_objects() if issubclass(type(o), LRScheduler)]
+    return [s for s in found if any(getattr(s, "optimizer", None) is optimizer for optimizer in optimizers)]

@@ -1,0 +1,351 @@
+"""Hands small batches to the user's own training loop and looks at what it makes of them.
+
+Differential privacy bounds what *one record* adds to a sum. That is only true of the sums here if the gradient of a
+record is its own affair: if no other record, and not the number of them, changes it. Nothing in a model or a loss shows
+this on sight (a mean over the batch, padding that takes part, views in the wrong order, labels that are not ignored),
+and only the user's loop knows the loss. So the loop itself is rehearsed, before the first release: the loader hands it
+a few small batches of records, ``optimizer.step()`` looks at the gradients and moves nothing, and everything is put
+back afterwards. Nothing of it is released, so it costs no budget.
+
+With ``S(X)`` the sum over a batch ``X`` of per-sample gradients, or of their directions (clipped to length one):
+
+* **Other sizes, other places**: ``S(M + a) - S(M) = S(a + N) - S(N)`` for a record ``a`` and batches ``M``, ``N`` of
+  different sizes and lengths. Where every record is treated by itself, both sides are what ``a`` contributes. This
+  fails for every kind of coupling, for a loss that is a sum where a mean was announced, and for random numbers, of
+  which each pass gets others: a loop that mixes records now and then (``if random() < 0.5``) does so in one of them.
+* **Other mates**: ``S(a + M) - S(b + M) = S(a + N) - S(b + N)``, all batches of one shape, the generators seeded alike.
+  Random numbers (dropout) are then the same at every place, so what differs is coupling; unless how many a record
+  draws depends on what it holds, so where they could be at fault this is done again without dropout.
+* **The same in evaluation mode** where the first failed and the second did not: if it holds now, it was dropout.
+* **The same batch in another order**: if that matters, random numbers remain that cannot be silenced (drawn in the
+  loop). Then sizes cannot be compared exactly, and only the scale of the loss is.
+
+Every test takes other records than the one before: a unit that happens to be at its kink cannot make two fail.
+What passes is no proof. A coupling that needs larger batches, special records or other weights is not seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
+
+from spectral_dp.gradients.model import ModelGradients, RecordedBatch
+from spectral_dp.gradients.recording.fingerprint import Fingerprint, held
+from spectral_dp.training.optimizer import PrivateOptimizer
+from spectral_dp.training.rehearsal.aside import (
+    aside,
+    generators_kept,
+    in_evaluation_mode,
+    is_dropout,
+    schedulers_of,
+    seed_everything,
+)
+from spectral_dp.training.rehearsal.explanation import depends_on_mates, depends_on_size, wrong_reduction
+from spectral_dp.training.rehearsal.observation import Observation, Sum, mismatch, observe
+from spectral_dp.training.rehearsal.trace import Meeting, Visit, first_difference, traced
+
+#: The relative difference from which two ways to the same sum disagree: in batches of one shape, where every record
+#: meets the same arithmetic; and in batches of other shapes, where it may be rounded otherwise (and at least so many
+#: units of the arithmetic).
+SAME_SHAPE, OTHER_SHAPE, UNITS = 1e-5, 2e-3, 8
+
+_LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
+
+# Of which the first number that each global generator draws (between 0 and 1) is small, large, or in between: what a
+# loop does with some probability happens in one of the passes.
+_SMALL_DRAW, _LARGE_DRAW, *_BETWEEN = 49521, 27206, 16609, 37943
+
+_CANDIDATES = 48  # records among which the longest is looked for, where records can differ in length
+
+
+Quiet: TypeAlias = Literal["none", "dropout", "all"]
+
+
+class _Pass(NamedTuple):
+    """A batch to hand out.
+
+    Attributes:
+        records: What is in it.
+        position: Which of them to follow through the model, if any.
+        seed: Of the global generators.
+        quiet: Which modules are to be in evaluation mode.
+    """
+
+    records: list[Any]
+    position: int | None = None
+    seed: int = _SMALL_DRAW
+    quiet: Quiet = "none"
+
+
+_BEGIN = _Pass([])
+
+Result = TypeVar("Result")
+Passes: TypeAlias = Generator[_Pass, Observation, Result]
+
+
+class RehearsalError(RuntimeError):
+    """The training loop does not treat every record by itself, or not as it was announced."""
+
+
+class Rehearsal:
+    """Rehearses the training loop around a private optimizer, once.
+
+    Args:
+        optimizer: The private optimizer; nothing of it is changed.
+        size: How many records there are.
+        read: Returns the records with these numbers.
+        collate_fn: The loader's; only whether it is torch's own matters, which keeps all records of one shape.
+        max_batch_size: The most records to hand out at once.
+        with_empty_batch: Whether to hand out an empty batch as well, because the run will meet some.
+    """
+
+    def __init__(
+        self,
+        optimizer: PrivateOptimizer,
+        size: int,
+        read: Callable[[Sequence[int]], list[Any]],
+        *,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        max_batch_size: int | None = None,
+        with_empty_batch: bool = False,
+    ) -> None:
+        self._optimizer, self._size, self._read = optimizer, size, read
+        self._gradients: ModelGradients = optimizer.gradients
+        self._are_alike = collate_fn is default_collate
+        self._large = min(_LARGE, max_batch_size or _LARGE)
+        self._small = max(2, min(_SMALL, self._large - 1))
+        self._with_empty_batch = with_empty_batch
+        self._schedulers: list[LRScheduler] | None = None
+        self._observed: list[Observation] = []
+        self._floor: float | None = None
+        self._left_behind: list[tuple[Fingerprint, set[str]]] = []
+        self._traces: list[list[Visit]] = []
+        self._script = self._procedure()
+        self._next: _Pass | None = _BEGIN
+        self._failure: RehearsalError | None = None
+        self._open = ExitStack()  # what is to be put back
+        optimizer.rehearsal = self._observe
+
+    def batches(self) -> Iterator[list[Any]]:
+        """Yields the records of each batch that is still to be rehearsed; the loop must step each of them.
+
+        An iteration that is broken off is gone on with by the next. Yields nothing under ``torch.no_grad()``, where
+        nobody trains.
+        """
+        self._open.close()  # of an iterator that somebody still holds: puts everything back now, and not when it dies
+        if self._failure is not None:
+            raise self._failure
+        while self._next is not None and torch.is_grad_enabled():
+            if self._next is not _BEGIN and not self._observed:
+                yield from self._hand_out(self._next)
+                if not self._observed:
+                    return  # read without training
+            with generators_kept():  # a dataset may draw from them
+                self._advance()
+
+    def _advance(self) -> None:
+        """Shows the script what was observed (the loader has seen to it that the batch was stepped), and goes on."""
+        try:
+            self._next = next(self._script) if self._next is _BEGIN else self._script.send(self._observed.pop())
+        except StopIteration:
+            self._next = self._optimizer.rehearsal = None
+        except RehearsalError as error:
+            self._failure = error  # a loop that catches it must not go on as if nothing were wrong
+            raise
+
+    def _hand_out(self, request: _Pass) -> Iterator[list[Any]]:
+        model, optimizer = self._gradients.model, self._optimizer
+        optimizers = (optimizer, optimizer.original)
+        if self._schedulers is None:
+            self._schedulers = schedulers_of(optimizers)
+        follow = traced(model, len(request.records), optimizer.views, request.position)
+        self._open.close()
+        with ExitStack() as self._open:
+            self._open.enter_context(aside(model, optimizers, self._schedulers))
+            self._open.enter_context(self._gradients.state.paused())
+            self._visits = self._open.enter_context(follow)
+            self._before = Fingerprint(model), _attributes(model)
+            if request.quiet != "none":
+                chosen = [m for m in model.modules() if request.quiet == "all" or is_dropout(m)]
+                self._open.enter_context(in_evaluation_mode(chosen))
+            seed_everything(request.seed)
+            yield [copy.deepcopy(record) for record in request.records]  # a loop may change what it is given
+
+    def _procedure(self) -> Passes[None]:
+        if self._large > 1:
+            yield from self._compare()
+        else:  # no record has a mate, but what the model writes may still depend on it
+            yield from self._run([_Pass([record]) for record in self._records(0)[:2]])
+        if self._with_empty_batch:
+            yield _Pass([])
+
+    def _compare(self) -> Passes[None]:
+        passes = yield from self._other_sizes(self._records(0), (_SMALL_DRAW, _LARGE_DRAW, *_BETWEEN))
+        if self._agree(passes, SAME_SHAPE):
+            return
+        yield from self._require_other_mates_alike(self._records(1), _SMALL_DRAW, 0)
+        yield from self._require_other_mates_alike(self._records(2), _LARGE_DRAW, self._large // 2)
+        if self._agree(passes, _tolerance(passes)):
+            return
+        quiet = yield from self._other_sizes(self._records(3), (_SMALL_DRAW,) * 5, "all")
+        if self._agree(quiet, _tolerance(quiet)):
+            return  # it was dropout, or something else that only training draws
+        if self._differ(quiet[0], quiet[4], _tolerance(quiet)):
+            self._compare_scales([*passes, *quiet])  # it depends on the order: random numbers remain
+            return
+        other: Sum = "sum" if self._optimizer.loss_reduction == "mean" else "mean"
+        if self._agree(quiet, _tolerance(quiet), (other,)):
+            raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
+        raise RehearsalError(depends_on_size(self._meeting(_tolerance(quiet)), self._optimizer.views))
+
+    def _require_other_mates_alike(self, records: Sequence[Any], seed: int, place: int) -> Passes[None]:
+        are_alike, is_random = yield from self._other_mates(records, seed, place)
+        if not are_alike and is_random:  # how much a record draws may depend on what it holds: once more without
+            are_alike, is_random = yield from self._other_mates(records, seed, place, "dropout")
+            are_alike = are_alike and not is_random
+        if not are_alike:
+            raise RehearsalError(depends_on_mates(self._meeting(SAME_SHAPE), self._optimizer.views))
+
+    # The tests.
+
+    def _other_sizes(
+        self, records: Sequence[Any], seeds: Sequence[int], quiet: Quiet = "none"
+    ) -> Passes[list[Observation]]:
+        """``a`` last in a large batch and first in a small one; both without it; with a fifth seed, also reordered."""
+        a, *others = records
+        large, small = others[: self._large - 1], others[self._large - 1 :][: self._small - 1]
+        passes = [_Pass([*large, a], len(large)), _Pass(large), _Pass([a, *small], 0), _Pass(small)]
+        passes.append(_Pass([a, *reversed(large)]))
+        return (yield from self._run([p._replace(seed=s, quiet=quiet) for p, s in zip(passes, seeds, strict=False)]))
+
+    def _other_mates(
+        self, records: Sequence[Any], seed: int, place: int, quiet: Quiet = "none"
+    ) -> Passes[tuple[bool, bool]]:
+        """``a`` and ``b`` in one place beside the same mates, and beside others; the longest record is always there.
+
+        Returns whether that made no difference, and, if it did, whether other random numbers do.
+        """
+        a, longest, b, *others = records
+        tail = [longest] if self._large > 2 else []
+        few = self._large - 1 - len(tail)
+        mates, strangers = [*others[:few], *tail], [*others[few : 2 * few], *tail]
+        passes = [
+            _Pass([*beside[:place], record, *beside[place:]], followed, seed, quiet)
+            for beside in (mates, strangers)
+            for record, followed in ((a, place), (b, None))
+        ]
+        passes.append(passes[0]._replace(position=None))
+        seen = yield from self._run(passes)
+        spread = max(mismatch(kind, [seen[0]], [seen[4]]) for kind in self._kinds)  # of the very same batch
+        if self._agree(seen, SAME_SHAPE + 10 * spread):
+            return True, False
+        other_numbers = yield passes[4]._replace(seed=seed + 1)
+        return False, self._differ(seen[0], other_numbers, SAME_SHAPE)
+
+    def _run(self, passes: Sequence[_Pass]) -> Passes[list[Observation]]:
+        self._left_behind, self._traces, seen = [], [], []
+        for each in passes:
+            seen.append((yield each))
+            if each.position is not None:
+                self._traces.append(self._visits)
+        self._check_state()
+        return seen
+
+    def _observe(self, batches: list[RecordedBatch]) -> None:
+        """Called by ``optimizer.step()``."""
+        observation = observe(self._gradients, batches, self._optimizer.loss_reduction, self._floor)
+        self._floor = observation.floor
+        self._observed.append(observation)
+        model, (untouched, attributes) = self._gradients.model, self._before
+        after = Fingerprint(model)
+        rebound = [name for name, value in _attributes(model).items() if attributes.get(name) is not value]
+        self._left_behind.append((after, {*after.changes(untouched), *rebound}))
+
+    # What is concluded.
+
+    @property
+    def _kinds(self) -> tuple[Sum, Sum]:
+        return self._optimizer.loss_reduction, "direction"
+
+    def _agree(self, passes: Sequence[Observation], tolerance: float, kinds: Sequence[Sum] = ()) -> bool:
+        """Whether first - second = third - fourth."""
+        plus, minus = [passes[0], passes[3]], [passes[1], passes[2]]
+        return all(mismatch(kind, plus, minus) <= tolerance for kind in kinds or self._kinds)
+
+    def _differ(self, one: Observation, other: Observation, tolerance: float) -> bool:
+        return max(mismatch(kind, [one], [other]) for kind in self._kinds) > tolerance
+
+    def _meeting(self, tolerance: float) -> Meeting | None:
+        ours, theirs = self._traces
+        return first_difference(ours, theirs, tolerance)
+
+    def _check_state(self) -> None:
+        """What passes over other data have left behind alike does not depend on the data."""
+        written = sorted(set[str]().union(*(names for _, names in self._left_behind)))
+        entries = held(self._gradients.model)
+        first = self._left_behind[0][0]
+        raw = [
+            name
+            for name in written
+            if (name in entries and entries[name].kind == "parameter")
+            or not all(after.agrees(first, name) for after, _ in self._left_behind)
+        ]
+        if raw:
+            raise RehearsalError(self._gradients.state.explanation(raw))
+        self._gradients.state.allow(written)
+
+    def _compare_scales(self, passes: Sequence[Observation]) -> None:
+        """With random numbers in the way: are gradients as long in large batches as in small ones, as announced?"""
+        is_mean = self._optimizer.loss_reduction == "mean"
+        seen = [o for o in passes if o.mean_norm > 0]
+        large, small = ([o for o in seen if (o.samples > self._small) is is_large] for is_large in (True, False))
+        if not (large and small):
+            return
+        growth = _mean_log(large, is_mean) - _mean_log(small, is_mean)
+        if_wrong = (1 if is_mean else -1) * (_mean_log_samples(large) - _mean_log_samples(small))
+        if growth / if_wrong > 2 / 3:
+            raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
+
+    # The records.
+
+    def _records(self, test: int) -> list[Any]:
+        """Returns the records of a test: a short one, the longest, and more; other ones for each test if possible."""
+        needed = 2 * self._large + self._small
+        if self._are_alike:
+            return self._read([(4 * i + test) * self._size // (4 * needed) for i in range(needed)])
+        candidates = self._read([i * self._size // _CANDIDATES for i in range(_CANDIDATES)])
+        candidates.sort(key=_length)
+        longest, rest = candidates[-1], candidates[:-1]
+        rest = rest[test:] + rest[:test]
+        return [rest[0], longest, *rest[1:needed]]
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    return {name: entry.value for name, entry in held(model).items() if entry.kind == "attribute"}
+
+
+def _tolerance(passes: Sequence[Observation]) -> float:
+    return max(OTHER_SHAPE, UNITS * max(o.precision for o in passes))
+
+
+def _mean_log(passes: Sequence[Observation], is_mean: bool) -> float:
+    """Of the lengths of gradients, undoing a mean over the batch where one was announced."""
+    return sum(math.log(o.mean_norm) for o in passes) / len(passes) + (_mean_log_samples(passes) if is_mean else 0.0)
+
+
+def _mean_log_samples(passes: Sequence[Observation]) -> float:
+    return sum(math.log(o.samples) for o in passes) / len(passes)
+
+
+def _length(record: Any) -> int:
+    """How many numbers, characters or entries a record holds."""
+    return sum(math.prod(leaf.shape) if hasattr(leaf, "shape") else len(str(leaf)) for leaf in tree_leaves(record))

@@ -1,0 +1,168 @@
+"""One private run: what ``PrivacyEngine.make_private`` put together, how it is accounted for, saved and restored."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from spectral_dp.accounting import Ledger
+from spectral_dp.accounting.budget import Budget
+from spectral_dp.training.checkpoint import CheckpointError, require_equal
+from spectral_dp.training.config import SpectralConfig, plain_repr
+from spectral_dp.training.optimizer import PrivateOptimizer
+from spectral_dp.training.sampling import CountingLoader, PoissonLoader
+
+#: All ledgers that runs of this process have written to; of engines that are gone, too, for what they released stays.
+_LEDGERS: list[Ledger] = []
+
+
+class Run:
+    """A model's private optimizer and loader, with the ledger that their steps are entered in.
+
+    Formal guarantee. A checkpoint continues the run it belongs to, or is refused:
+
+    * Loading never makes a ledger forget: one that lists steps takes only a checkpoint whose ledger begins with these
+      very steps. Another run's checkpoint, an older one of the same run, and one of another continuation of the same
+      checkpoint are refused, however many steps they list.
+    * All parts of a checkpoint were saved together, and are as they were saved (the seal of ``checkpoint.py``).
+
+    What a file cannot tell: how far a run went *after* its last checkpoint. Steps that a killed process released and
+    did not save are not in the ledger that resumes, and neither are those of a second process that resumed from the
+    same file. Within one process this is warned of. And whoever controls the disk can always lie.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        optimizer: PrivateOptimizer,
+        loader: PoissonLoader | CountingLoader,
+        sample_rate: float,
+        spectral: SpectralConfig,
+    ) -> None:
+        self.ledger, self.optimizer, self.loader = ledger, optimizer, loader
+        self.sample_rate, self.spectral = sample_rate, spectral
+        self.plan: Budget | None = None
+        _LEDGERS.append(ledger)
+
+    def follow(self, plan: Budget | None) -> None:
+        """Keeps within a budget from now on, if there is one."""
+        self.plan = plan
+        if plan is not None and plan.stop:
+            self.loader.stop_when = lambda: plan.is_spent(
+                self.ledger, self.optimizer.noise_multiplier, self.sample_rate
+            )
+
+    def record(self) -> None:
+        """Enters the coming release in the ledger, if the plan allows it."""
+        if self.plan is not None:
+            self.plan.check(self.ledger, self.optimizer.noise_multiplier, self.sample_rate)
+        self.ledger.record(self.optimizer.noise_multiplier, self.sample_rate)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what must not change between a checkpoint and the run that resumes it."""
+        optimizer = self.optimizer
+        return {
+            "clipping": plain_repr(optimizer.clipping),
+            "noise_multiplier": optimizer.noise_multiplier,
+            "expected_batch_size": float(optimizer.expected_batch_size),
+            "sample_rate": self.sample_rate,
+            "relation": str(optimizer.relation),
+            "views": optimizer.views,
+            "loss_reduction": optimizer.loss_reduction,
+            **{f"spectral.{name}": value for name, value in self.spectral.describe().items()},
+        }
+
+    def require_own(self, module: nn.Module, optimizer: PrivateOptimizer | None) -> None:
+        """Raises ``ValueError`` unless model and optimizer (if given) are those of this run."""
+        if optimizer is not None and optimizer is not self.optimizer:
+            raise ValueError(
+                "that is not the optimizer that make_private returned last: a checkpoint would mix two runs. Leave it "
+                "out, or give that one"
+            )
+        if not set(self.optimizer.gradients.parameters) <= set(module.parameters()):
+            raise ValueError(
+                "that is not the model that was made private last: a checkpoint would mix two runs. Give the model "
+                "that make_private returned; put the weights of another one, such as an average, into checkpoint_dict"
+            )
+
+    def state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """Returns model, optimizer, ledger, filters, sampler position, noise stream (if seeded) and settings."""
+        return {
+            "module": module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "settings": self.settings(),
+            "steps": self.optimizer.steps,
+            "steps_before": self.ledger.steps - self.optimizer.steps,  # of earlier runs on the same ledger
+            "filters": self.optimizer.gradients.filter_state(),
+            "sampler": self.loader.state_dict() if isinstance(self.loader, PoissonLoader) else {},
+            "noise": self.optimizer.noise.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], module: nn.Module) -> None:
+        """Restores :meth:`state_dict`; if anything does not fit, nothing is changed."""
+        self._require_between_steps()
+        if missing := self.state_dict(module).keys() - state.keys():
+            raise CheckpointError(
+                f"the checkpoint has no {', '.join(sorted(missing))}: it was not saved by PrivacyEngine.save_checkpoint"
+            )
+        require_equal(state["settings"], self.settings())
+        self._check_ledger(state)
+        mine = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+        require_equal({name: tuple(value.shape) for name, value in state["module"].items()}, mine)
+        self.optimizer.gradients.discard()  # a backward pass that was not stepped belongs to no step of the resumed run
+        before = copy.deepcopy(self.state_dict(module))
+        try:
+            self._load(state, module)
+        except Exception:
+            self._load(before, module)
+            raise
+        self.ledger.load_state_dict(state["ledger"])  # in place: whoever looks at the engine's ledger sees this one
+        self.loader.current = None  # nor does a batch that was drawn before
+        self._warn_of_other_continuations()
+
+    def _load(self, state: Mapping[str, Any], module: nn.Module) -> None:
+        module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.gradients.load_filter_state(state["filters"])
+        self.optimizer.resume(state["steps"])
+        self.optimizer.noise.load_state_dict(state["noise"])
+        if isinstance(self.loader, PoissonLoader):
+            self.loader.load_state_dict(state["sampler"])
+
+    def _require_between_steps(self) -> None:
+        """A logical step goes on with the batches drawn for it, and loading would drop what it has summed."""
+        current = self.loader.current
+        is_open = current is not None and not current.is_last and not current.is_rehearsal
+        if self.optimizer.is_within_step or is_open:
+            raise RuntimeError(
+                "a checkpoint cannot be loaded in the middle of a logical step: the rest of it would be released as if "
+                "it were a whole one. Load it right after make_private, before batches are drawn"
+            )
+
+    def _check_ledger(self, state: Mapping[str, Any]) -> None:
+        trial = copy.deepcopy(self.ledger)
+        try:
+            trial.load_state_dict(state["ledger"])
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        if trial.steps != (steps := state["steps_before"] + state["steps"]):
+            raise CheckpointError(
+                f"the ledger lists {trial.steps} steps, but {steps} were made: the checkpoint was put together by hand"
+            )
+
+    def _warn_of_other_continuations(self) -> None:
+        """Another engine of this process may have gone on from the same checkpoint, or beyond it."""
+        same_run = [other for other in _LEDGERS if other.identity == self.ledger.identity]
+        others = [other for other in same_run if not self.ledger.continues(other)]
+        if others:
+            warnings.warn(
+                f"this process has made steps of the same run that the checkpoint of step {self.ledger.steps} does not "
+                f"list: another engine is at step {max(other.steps for other in others)}. If anybody saw what these "
+                "released (weights, an evaluation), more has been spent than get_epsilon will say",
+                stacklevel=4,
+            )

@@ -1,0 +1,376 @@
+"""Poisson batches: at every step each record takes part by its own coin.
+
+Formal guarantee. A logical step of :class:`PoissonLoader` holds each record independently of all others and of all
+other steps, with probability ``sample_rate = q = batch_size / len(dataset)`` (to within 2⁻⁶⁴, never more). This is the
+sampling that amplification speaks about (Mironov, Talwar, Zhang 2019): steps may be accounted at rate ``q`` where
+
+* no batch is rejected, resampled, truncated or filled up. An empty one is handed out as a batch of length zero, and the
+  step still adds its noise; a large one is split into physical batches of *one* step, noised once;
+* nobody can tell which records were drawn. The coins come from ChaCha20 under a key that the operating system draws
+  for every epoch and that is never stored (a ``torch.Generator`` on the CPU has only 2³² seeds: few enough to try);
+* the sum is divided by the *expected* batch size, which is public. The realised size is as secret as the records:
+  dividing by it, printing or logging it is a release that nobody accounts for;
+* the number of records is public, as it sets ``q``.
+
+The loader sees to the first two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    default_collate,
+)
+from torch.utils.data.sampler import RandomSampler, SequentialSampler
+
+from spectral_dp.training.records import by_index, number_of_records, refuse_repeated_records, without_records
+
+_CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
+_RARELY_EMPTY = 32  # an expected batch size from which no empty batch (probability about e^-32) need be planned for
+# What is kept of a DataLoader: all that has no bearing on privacy (`in_order=False` would mix up logical steps).
+_WORKERS = ("num_workers", "worker_init_fn", "prefetch_factor", "persistent_workers", "multiprocessing_context")
+_AS_WORKERS = ("worker_init_fn", "multiprocessing_context", "timeout")
+_KEPT = (*_WORKERS, "generator", "timeout", "pin_memory")
+
+
+@dataclass(frozen=True)
+class PhysicalBatch:
+    """What the consumer of a batch has to know about it.
+
+    Attributes:
+        size: How many records it holds; secret, see the module's guarantee.
+        is_last: Whether it completes its logical step: time to add the noise, once.
+        step: ``(epoch, step)`` of the logical step that it belongs to.
+        piece: Which of the physical batches of that step it is, counted from 0.
+        is_rehearsal: Whether it only shows how the training loop treats records (see ``rehearsal.py``): it belongs to
+            no step, and nothing of it is released.
+    """
+
+    size: int
+    is_last: bool
+    step: tuple[int, int]
+    piece: int = 0
+    is_rehearsal: bool = False
+
+
+class _HandsOut:
+    """What both loaders have in common: who is asked before the first batch, and after every batch.
+
+    Attributes:
+        current: The :class:`PhysicalBatch` handed out last; ``None`` before the first.
+        stop_when: Asked before every logical step; ends the iteration if it says so.
+        rehearse: Gives the lists of records to hand out before the first batch, none when there is nothing to rehearse.
+        settle: Told of every batch when the loop comes back for the next one.
+    """
+
+    dataset: Dataset[Any]
+    collate_fn: Callable[[list[Any]], Any]
+    _loads: DataLoader[Any]  # the batches
+
+    def __init__(self) -> None:
+        self.current: PhysicalBatch | None = None
+        self.stop_when: Callable[[], bool] = _never
+        self.rehearse: Callable[[], Iterable[list[Any]]] = list
+        self.settle: Callable[[PhysicalBatch], None] = _ignore
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """Returns single records, read where batches are: a dataset may be set up, or open its files, in a worker.
+
+        A file that this process has opened would be shared by the workers that are forked from it.
+        """
+        if not self._loads.num_workers:
+            return [self.dataset[i] for i in indices]
+        options: dict[str, Any] = {name: getattr(self._loads, name) for name in _AS_WORKERS}
+        return list(
+            DataLoader(self.dataset, batch_size=None, sampler=indices, collate_fn=_as_it_is, num_workers=1, **options)
+        )
+
+    def _hand_out(self, batch: Any, description: PhysicalBatch) -> Iterator[Any]:
+        self.current = description
+        yield batch
+        self.settle(description)
+
+    def _rehearsals(self, step: tuple[int, int]) -> Iterator[Any]:
+        for piece, records in enumerate(self.rehearse()):
+            batch = self.collate_fn(records) if records else self._empty_batch()
+            yield from self._hand_out(batch, PhysicalBatch(len(records), False, step, piece, is_rehearsal=True))
+
+    def _empty_batch(self) -> Any:
+        one, two = ([self.dataset[0] for _ in range(n)] for n in (1, 2))  # none shared: a collate_fn may change them
+        return without_records(self.collate_fn(one), self.collate_fn(two))
+
+
+class PoissonLoader(_HandsOut):
+    """Replaces a :class:`torch.utils.data.DataLoader` by one that draws Poisson batches (see the module's guarantee).
+
+    ``len(loader)`` is the number of *logical* steps of an epoch, ``ceil(1 / sample_rate)``. Iterating yields the
+    physical batches of these steps in order: one each, unless it exceeds ``max_physical_batch_size``. Just before a
+    batch is handed out, :attr:`current` is set to describe it. In a run that an engine made private, the first
+    iteration begins with a few small batches of a rehearsal.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> loader = PoissonLoader(TensorDataset(torch.arange(10.0)), batch_size=4, max_physical_batch_size=2)
+    >>> len(loader), loader.sample_rate
+    (3, 0.4)
+    >>> sum(loader.current.is_last for (x,) in loader)
+    3
+
+    Args:
+        dataset: Any map-style dataset.
+        batch_size: The expected size of a logical batch, at most ``len(dataset)``.
+        max_physical_batch_size: The most records to load at once. Affects memory only, never what is released.
+        seed: Makes the batches reproducible, for experiments and tests: whoever knows the seed knows the batches, and
+            nothing is amplified.
+        reproducibility_over_privacy: Must be ``True`` with a ``seed``; says that the batches may be predictable.
+        like: A ``DataLoader`` whose ``collate_fn``, workers and memory pinning to use. The batches and their order do
+            not depend on the workers, and ``collate_fn`` never sees an empty list of records.
+
+    Attributes:
+        sample_rate: ``q``, the probability of each record at each step: what the accountant needs.
+        expected_batch_size: ``q * len(dataset)``, the public divisor.
+        is_private: Whether nobody can predict the batches.
+        position: The ``(epoch, step)`` of the next logical step.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: float,
+        max_physical_batch_size: int | None = None,
+        seed: int | None = None,
+        reproducibility_over_privacy: bool = False,
+        like: DataLoader[Any] | None = None,
+    ) -> None:
+        size = number_of_records(dataset)
+        if not 0 < batch_size <= size:
+            raise ValueError(
+                f"the expected batch size must be positive and at most the {size} records of the dataset, got "
+                f"{batch_size}: set batch_size={size} to use every record at every step"
+            )
+        if max_physical_batch_size is not None and max_physical_batch_size < 1:
+            raise ValueError(f"max_physical_batch_size must be at least 1 or None, got {max_physical_batch_size}")
+        if seed is not None and reproducibility_over_privacy is not True:
+            raise ValueError(
+                f"batches drawn from seed {seed} are known to whoever knows the seed, so sampling does not amplify "
+                "privacy: leave the seed out, or pass reproducibility_over_privacy=True for an experiment"
+            )
+        super().__init__()
+        refuse_repeated_records(dataset)
+        self.dataset = dataset
+        self._batch_size = batch_size
+        self.max_physical_batch_size = max_physical_batch_size
+        self.is_private = seed is None
+        self.position = self._start = (0, 0)  # where the run is; where the next iteration begins
+        self._size, self._seed, self._feed = size, seed, _Feed()
+        like = DataLoader(dataset) if like is None else like
+        options: dict[str, Any] = {name: getattr(like, name) for name in _KEPT}
+        self._inner = self._loads = DataLoader(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
+        self.collate_fn = like.collate_fn
+        self._plain = like.collate_fn is default_collate and not (like.num_workers or like.pin_memory)
+        if self.may_be_empty:
+            self._empty_batch()  # where this fails, it should now, and not in the middle of a run
+
+    @classmethod
+    def from_data_loader(
+        cls,
+        data_loader: DataLoader[Any] | PoissonLoader,
+        *,
+        max_physical_batch_size: int | None = None,
+        seed: int | None = None,
+        reproducibility_over_privacy: bool = False,
+    ) -> PoissonLoader:
+        """Takes over dataset, batch size, collation, workers and memory pinning of a ``DataLoader``.
+
+        Only its order is replaced, so ``shuffle`` is ignored, and ``drop_last`` too: no Poisson batch is incomplete.
+        It must have been made with ``batch_size`` and, if you like, ``shuffle``; by Opacus; or be a Poisson loader, of
+        which a new one is made. For the other arguments see the class.
+        """
+        if isinstance(data_loader, PoissonLoader):
+            batch_size, like = data_loader.batch_size, data_loader._inner
+        else:
+            batch_size, like = _expected_batch_size(data_loader), data_loader
+        return cls(
+            data_loader.dataset,
+            batch_size=batch_size,
+            max_physical_batch_size=max_physical_batch_size,
+            seed=seed,
+            reproducibility_over_privacy=reproducibility_over_privacy,
+            like=like,
+        )
+
+    @property
+    def batch_size(self) -> float:
+        """The expected size of a logical batch. The ledger and the divisor are built on it: it cannot be changed."""
+        return self._batch_size
+
+    expected_batch_size = batch_size
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether batches are so small that a run may draw an empty one."""
+        return self._batch_size < _RARELY_EMPTY
+
+    @property
+    def sample_rate(self) -> float:
+        """``q``; see :attr:`batch_size`."""
+        return self._batch_size / self._size
+
+    def __len__(self) -> int:
+        return math.ceil(round(self._size / self.batch_size, 9))  # rounded: N / (N * (1 / 49)) is a little above 49
+
+    def __iter__(self) -> Iterator[Any]:
+        self.position = self._start
+        if not self.stop_when():
+            yield from self._rehearsals(self._start)
+        epoch, step = self.position = self._start  # only now: meanwhile the loop may have read an epoch
+        self._start = (epoch + 1, 0)  # an epoch that is broken off is over: its coins are never tossed again
+        plan, ahead = itertools.tee(self._draw(epoch, step))  # workers prefetch, so loading runs ahead of the plan
+        loaded = self._load(indices for indices, _ in ahead if len(indices))
+        piece = 0
+        for indices, is_last in plan:
+            if piece == 0 and self.stop_when():
+                return
+            batch = next(loaded) if len(indices) else self._empty_batch()
+            description = PhysicalBatch(len(indices), is_last, (epoch, step), piece)
+            piece += 1
+            if is_last:
+                step, piece = step + 1, 0
+                self.position = (epoch, step) if step < len(self) else (epoch + 1, 0)
+            yield from self._hand_out(batch, description)
+
+    def _draw(self, epoch: int, first_step: int) -> Iterator[tuple[NDArray[np.intp], bool]]:
+        """Yields the records of each physical batch, and whether it is the last of its logical step."""
+        key = os.urandom(32) if self._seed is None else hashlib.sha256(f"Poisson {self._seed}".encode()).digest()
+        for step in range(first_step, len(self)):
+            drawn = _poisson_sample(self._size, self.sample_rate, key, epoch, step)
+            parts = np.array_split(drawn, math.ceil(len(drawn) / (self.max_physical_batch_size or self._size)) or 1)
+            yield from ((part, i == len(parts)) for i, part in enumerate(parts, start=1))
+
+    def _load(self, index_lists: Iterator[NDArray[np.intp]]) -> Iterator[Any]:
+        if self._plain and (whole_batch := by_index(self.dataset)):  # equal to what the inner loader would give
+            return map(whole_batch, map(torch.from_numpy, index_lists))
+        self._feed.index_lists = (indices.tolist() for indices in index_lists)
+        loaded = iter(self._inner)
+        del self._feed.index_lists  # taken over; a loader that holds it could not be copied or pickled
+        return loaded
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, to resume a run at the next logical step; save it between two steps.
+
+        Nothing here foretells a batch (unless the loader is seeded): the key of the epoch is not saved, and a resumed
+        run draws its remaining steps afresh. Coins have no memory, so that is equally private. A seeded loader goes
+        on with the very batches that would have followed.
+        """
+        (epoch, step), seed = self.position, self._seed
+        return {"epoch": epoch, "step": step, "size": self._size, "batch_size": self.batch_size, "seed": seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a saved position: the next iteration yields only the rest of that epoch."""
+        own = self.state_dict()
+        if set(state) != set(own):
+            raise ValueError(f"not the state of a PoissonLoader: it has {sorted(map(str, state))}, not {sorted(own)}")
+        for name in ("size", "batch_size", "seed"):
+            if state[name] != own[name]:
+                raise ValueError(
+                    f"this state was saved with {name}={state[name]!r}, but the loader has {name}={own[name]!r}: build "
+                    "the loader as it was built then, or start a new one without this state"
+                )
+        epoch, step = state["epoch"], state["step"]
+        if not (type(epoch) is type(step) is int and 0 <= epoch < 2**32 and 0 <= step < len(self)):
+            raise ValueError(f"no position in epochs of {len(self)} steps: epoch {epoch!r}, step {step!r}")
+        self.position = self._start = (epoch, step)
+
+
+class CountingLoader(_HandsOut):
+    """A ``DataLoader`` used as it is, every batch a logical step; says how many samples each batch holds."""
+
+    def __init__(self, data_loader: DataLoader[Any]) -> None:
+        super().__init__()
+        refuse_repeated_records(data_loader.dataset)
+        self.data_loader = self._loads = data_loader
+        self.dataset, self.collate_fn = data_loader.dataset, data_loader.collate_fn
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.data_loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.stop_when():
+            yield from self._rehearsals((self._epoch + 1, 0))
+        self._epoch += 1
+        for step, batch in enumerate(self.data_loader):
+            if self.stop_when():
+                return
+            size = next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), 0)
+            yield from self._hand_out(batch, PhysicalBatch(size, True, (self._epoch, step)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["data_loader"], name)
+
+
+def _as_it_is(record: Any) -> Any:
+    return record
+
+
+def _never() -> bool:
+    return False
+
+
+def _ignore(_: PhysicalBatch) -> None:
+    pass
+
+
+class _Feed:
+    """The batch sampler of the inner loader, which outlives an epoch because its workers may: set anew for each."""
+
+    index_lists: Iterator[list[int]] = iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.index_lists
+
+
+def _poisson_sample(size: int, sample_rate: float, key: bytes, epoch: int, step: int) -> NDArray[np.intp]:
+    """Tosses a coin for each of ``size`` records, other ones for each (epoch, step) of a key; returns the heads."""
+    nonce = bytes(8) + epoch.to_bytes(4, "little") + step.to_bytes(4, "little")  # the first 8 bytes count blocks
+    stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    largest = np.uint64(int(sample_rate * 2.0**64) - 1)  # of 2^64 words, floor(q 2^64) are heads
+    heads = []
+    for start in range(0, size, _CHUNK):
+        words = np.frombuffer(stream.update(bytes(8 * min(_CHUNK, size - start))), dtype="<u8")
+        heads.append(start + np.flatnonzero(words <= largest))
+    return np.concatenate(heads)
+
+
+def _expected_batch_size(data_loader: DataLoader[Any]) -> float:
+    """The batch size of a loader, if Poisson batches can stand for those it would give."""
+    size, batches = number_of_records(data_loader.dataset), getattr(data_loader, "batch_sampler", None)
+    if batches is None:
+        raise ValueError("a DataLoader with batch_size=None makes no batches: set batch_size")
+    kind = type(batches)
+    if kind.__name__ == "UniformWithReplacementSampler" and kind.__module__.startswith("opacus."):
+        return float(batches.sample_rate * size)
+    if kind is BatchSampler:
+        kind = type(order := batches.sampler)
+        once = kind is SequentialSampler or (kind is RandomSampler and not order.replacement)
+        if once and len(order) == size:
+            return int(batches.batch_size)
+    raise ValueError(
+        f"this DataLoader draws its batches with a {kind.__name__} of its own, which Poisson sampling would replace: "
+        "make it with batch_size and shuffle only, and express a choice of records as a torch.utils.data.Subset"
+    )

@@ -1,0 +1,107 @@
+"""Canaries are where they are said to be, their scores are what the claim says, and mistakes show in them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from tests.support import audit_doubles as doubles
+from tests.support import broken_mechanisms
+from tests.support import small_targets as small
+
+from spectral_dp import Relation, SpectralConfig
+from spectral_dp.audit.checks import canary
+from spectral_dp.audit.targets.target import Kind
+
+CONFIDENCE = 0.999
+
+
+def flock(target, per_block=8):
+    generator = torch.Generator().manual_seed(0)
+    flocks = canary.flocks(target, target.blocks(4, generator), per_block, generator)
+    return max(flocks, key=lambda f: len(f.canaries))
+
+
+def one_step(target, rounds=30, seed=0):
+    """A verdict on scores of all flocks."""
+    generator, coins = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    flocks = canary.flocks(target, target.blocks(4, generator), 16, generator)
+    scores = canary.Scores.pooled(canary.one_step_scores(target, f, rounds, coins) for f in flocks)
+    return canary.one_step(scores, target, CONFIDENCE, 0.0), scores
+
+
+def test_canaries_cover_every_layer_and_class_and_do_not_disturb_each_other():
+    chosen = flock(small.target())
+    assert {c.layer for c in chosen.canaries} == {"0", "3", "5"}
+    assert {c.kind for c in chosen.canaries} == set(Kind)
+    gram = (chosen.directions @ chosen.directions.T).toarray()
+    np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-3)
+
+
+def test_coordinates_that_are_filtered_away_get_no_canary():
+    plain, filtered = flock(small.target()), flock(small.target(spectral=SpectralConfig(linear_ratio=0.5)))
+    count = [sum(c.layer == "3" and c.kind != Kind.BIAS for c in f.canaries) for f in (plain, filtered)]
+    assert count == [4 * 8, 4 * 3]
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_scores_follow_the_claim(relation):
+    claim = dataclasses.replace(small.CLAIM, relation=relation)
+    target = small.target(claim)
+    scores = canary.one_step_scores(target, flock(target), 40, np.random.default_rng(0))
+    inside, outside = scores.values[scores.included], scores.values[~scores.included]
+    apart = 1 / claim.noise_multiplier
+    middle = apart / 2 if relation is Relation.ADD_OR_REMOVE_ONE else 0.0
+    error = 4 / np.sqrt(len(inside))
+    assert inside.mean() == pytest.approx(middle + apart / 2, abs=error)
+    assert outside.mean() == pytest.approx(middle - apart / 2, abs=error)
+    assert inside.std() == pytest.approx(1, abs=error)
+    verdict = canary.one_step(scores, target, CONFIDENCE, 0.0)
+    assert verdict.ok
+    assert verdict.measured > 0.5 * verdict.claimed, "a bound that says nothing would pass anything"
+
+
+def test_a_mistake_in_one_class_of_coordinates_shows_there():
+    """All scores together would hide one bare coordinate among sixteen."""
+    verdict, scores = one_step(doubles.target(broken_mechanisms.unnoised_last_coefficient), rounds=60)
+    assert verdict.ok is False
+    assert "class last" in verdict.note
+    everything = verdict.details["all"]["epsilon"]
+    assert everything < verdict.claimed < verdict.details["class last"]["epsilon"]
+    assert set(scores.groups()) == {
+        "all",
+        "class DC",
+        "class Nyquist",
+        "class interior",
+        "class last",
+        "layer gradient",
+    }
+
+
+def test_a_run_with_too_few_canaries_is_not_judged():
+    target = doubles.target(doubles.sound)
+    scores = canary.RunScores(np.zeros((2, 3)), np.array([True, False]), 0.1)
+    assert canary.many_steps(scores, target, CONFIDENCE, 0.0).ok is None
+
+
+def test_classes_with_too_few_scores_are_not_judged():
+    _, scores = one_step(doubles.target(doubles.sound), rounds=2)
+    assert "class DC" not in scores.groups()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "ok"), [("sound", True), ("mean_before_clipping", False), ("noise_per_sample", False)]
+)
+def test_runs(mechanism, ok):
+    claim = dataclasses.replace(doubles.CLAIM, sample_rate=0.5)
+    target = doubles.target(getattr(broken_mechanisms, mechanism, doubles.sound), claim=claim)
+    scores = canary.run_scores(target, flock(target, 16), 20, 30, np.random.default_rng(0))
+    assert scores.values.shape == (30 * 16, 20)
+    verdict = canary.many_steps(scores, target, CONFIDENCE, 0.0)
+    assert verdict.ok is ok
+    single = canary.single_run(scores, target, CONFIDENCE)
+    assert single.measured <= verdict.claimed or not ok
+    assert verdict.quantity == "epsilon of 20 steps"
+    if mechanism == "sound":
+        assert verdict.measured > 0.2 * verdict.claimed
+        assert single.measured > 0

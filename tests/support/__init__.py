@@ -1,0 +1,1 @@
+"""What tests share: oracles, broken mechanisms, fabricated runs, training loops."""
