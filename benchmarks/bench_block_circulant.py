@@ -21,10 +21,10 @@ from torch import nn
 
 from spectral_dp import layers
 from spectral_dp.gradients.rules.block_circulant import BlockCirculantRule
-from spectral_dp.gradients.rules.rule import Spectral
+from spectral_dp.gradients.rules.rule import LayerConfig
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
-from spectral_dp.mechanism.filters import LowPass
+from spectral_dp.mechanism.filters import LowPassFilter
 
 
 def interleaved(contestants, repeats):
@@ -61,7 +61,7 @@ def against_dense(batch, n, m, d, repeats):
     linear, layer = nn.Linear(n, m), BlockCirculantLinear(n, m, d)
     contestants = {"dense, plain": lambda: plain_step(linear, x, dA)}
     for ratio in (0.0, 0.5):
-        rule = BlockCirculantRule(layer, Spectral(LowPass(ratio)))
+        rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(ratio)))
         contestants[f"block {d}, ratio {ratio}"] = lambda rule=rule: private_step(rule, x, dA)
     times = interleaved(contestants, repeats)
     reference = next(iter(times.values()))

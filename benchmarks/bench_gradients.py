@@ -16,16 +16,16 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from spectral_dp.gradients import Spectral
+from spectral_dp.gradients import LayerConfig
 from spectral_dp.gradients.rules.conv import conv_rule
-from spectral_dp.mechanism.filters import LowPass
+from spectral_dp.mechanism.filters import LowPassFilter
 
 LAYERS = [(3, 32, 32), (32, 32, 32), (32, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8)]
 SETTINGS = {
-    "no filter": Spectral(),
-    "4 of 9 kept": Spectral(LowPass(0.5)),
-    "6 of 9 kept": Spectral(LowPass(0.3)),
-    "signal support, ρ = 0.5": Spectral(LowPass(0.5), support="signal"),
+    "no filter": LayerConfig(),
+    "4 of 9 kept": LayerConfig(LowPassFilter(0.5)),
+    "6 of 9 kept": LayerConfig(LowPassFilter(0.3)),
+    "signal support, ρ = 0.5": LayerConfig(LowPassFilter(0.5), support="signal"),
 }
 
 

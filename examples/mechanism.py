@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp import LowPass, SeededNoise, get_transform, perturb, perturb_sum
+from spectral_dp import LowPassFilter, SeededNoise, get_transform, perturb, perturb_sum
 from spectral_dp.accounting import gaussian_epsilon
 
 N, SENSITIVITY, NOISE_MULTIPLIER, DELTA, RUNS = 256, 1.0, 1.5, 1e-5, 2000
@@ -52,7 +52,7 @@ def print_table() -> None:
         title=f"one release of {N} numbers, every row ({epsilon:.2f}, {DELTA:g})-DP",
     )
     for ratio in RATIOS:
-        gains = LowPass(ratio).gains(get_transform("fourier"), N)
+        gains = LowPassFilter(ratio).gains(get_transform("fourier"), N)
         scale = (NOISE_MULTIPLIER * SENSITIVITY) ** 2
         error = release(query, ratio) - query
         table.add_row(
@@ -75,7 +75,7 @@ def draw_figure(path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
     for ratio, colour in ((0.0, "tab:gray"), (0.5, "tab:orange"), (0.9, "tab:blue")):
         power = torch.fft.rfft(release(torch.zeros(N), ratio), norm="ortho").abs().square().mean(0)
-        kept = LowPass(ratio).gains(get_transform("fourier"), N)
+        kept = LowPassFilter(ratio).gains(get_transform("fourier"), N)
         name = "no filter" if ratio == 0 else f"ρ = {ratio}"
         left.plot(power, color=colour, label=f"{name}: {kept.noise_variance:.0%} of the noise")
     left.set(xlabel="frequency", ylabel="noise power", ylim=(0, None), title="Spectrum of the released noise")

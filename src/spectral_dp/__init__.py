@@ -20,7 +20,7 @@ from spectral_dp._version import __version__
 
 if TYPE_CHECKING:
     from spectral_dp.accounting.budget import BudgetExhausted
-    from spectral_dp.gradients import Spectral
+    from spectral_dp.gradients import LayerConfig
     from spectral_dp.layers import BlockCirculantLinear, convert_linear
     from spectral_dp.mechanism.clipping import (
         AutomaticClipping,
@@ -31,7 +31,14 @@ if TYPE_CHECKING:
         clip_and_sum,
         clip_each,
     )
-    from spectral_dp.mechanism.filters import Adaptive, Annealed, Filter, LowPass, PaperBand, Shaped
+    from spectral_dp.mechanism.filters import (
+        AdaptiveFilter,
+        AnnealedFilter,
+        Filter,
+        LowPassFilter,
+        PaperBandFilter,
+        ShapedFilter,
+    )
     from spectral_dp.mechanism.gains import Gains
     from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
     from spectral_dp.mechanism.perturbation import perturb, perturb_sum
@@ -45,7 +52,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "accounting.budget": ["BudgetExhausted"],
-    "gradients": ["Spectral"],
+    "gradients": ["LayerConfig"],
     "layers": ["BlockCirculantLinear", "convert_linear"],
     "mechanism.clipping": [
         "AutomaticClipping",
@@ -56,7 +63,14 @@ _HOMES = {
         "clip_and_sum",
         "clip_each",
     ],
-    "mechanism.filters": ["Adaptive", "Annealed", "Filter", "LowPass", "PaperBand", "Shaped"],
+    "mechanism.filters": [
+        "AdaptiveFilter",
+        "AnnealedFilter",
+        "Filter",
+        "LowPassFilter",
+        "PaperBandFilter",
+        "ShapedFilter",
+    ],
     "mechanism.gains": ["Gains"],
     "mechanism.noise": ["NoiseSource", "SecureNoise", "SeededNoise"],
     "mechanism.perturbation": ["perturb", "perturb_sum"],
@@ -71,8 +85,8 @@ _HOMES = {
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Adaptive",
-    "Annealed",
+    "AdaptiveFilter",
+    "AnnealedFilter",
     "AutomaticClipping",
     "BlockCirculantLinear",
     "BudgetExhausted",
@@ -81,10 +95,11 @@ __all__ = [
     "Filter",
     "FlatClipping",
     "Gains",
-    "LowPass",
+    "LayerConfig",
+    "LowPassFilter",
     "NoiseSource",
     "NonFiniteWarning",
-    "PaperBand",
+    "PaperBandFilter",
     "PerLayerClipping",
     "PoissonLoader",
     "PrivacyEngine",
@@ -92,8 +107,7 @@ __all__ = [
     "Relation",
     "SecureNoise",
     "SeededNoise",
-    "Shaped",
-    "Spectral",
+    "ShapedFilter",
     "SpectralConfig",
     "Transform",
     "__version__",

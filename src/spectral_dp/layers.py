@@ -177,7 +177,7 @@ def convert_linear(
     return converted.get(module, module)
 
 
-class Band(NamedTuple):
+class FrequencyBand(NamedTuple):
     """Some frequencies of blocks of ``d`` samples: those with one real coordinate (DC, Nyquist), those with two."""
 
     d: int
@@ -185,13 +185,13 @@ class Band(NamedTuple):
     pairs: tuple[int, ...]
 
     @classmethod
-    def of(cls, d: int, frequencies: Sequence[int]) -> Band:
+    def of(cls, d: int, frequencies: Sequence[int]) -> FrequencyBand:
         """Sorts frequencies into the two kinds."""
         return cls(d, tuple(f for f in frequencies if 2 * f % d == 0), tuple(f for f in frequencies if 2 * f % d))
 
 
 @lru_cache(maxsize=128)
-def bilinear(band: Band, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def bilinear(band: FrequencyBand, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Returns ``A, V, C``, each ``(R, d)``: a row for every single, then rows for ``P1``, for ``P2``, for ``P3``."""
     ones, twos = len(band.singles), len(band.pairs)
     with torch.inference_mode(False):  # they are cached: what was made while evaluating must do for training
@@ -215,7 +215,7 @@ def to_blocks(t: Tensor, d: int) -> Tensor:
 
 def _short_blocks(w: Tensor) -> Callable[[Tensor], Tensor]:
     """The product with ``w`` in real coordinates: ``(N, q, d) -> (N, p, d)``."""
-    A, V, C = bilinear(Band.of(w.shape[-1], range(w.shape[-1] // 2 + 1)), w.dtype, w.device)
+    A, V, C = bilinear(FrequencyBand.of(w.shape[-1], range(w.shape[-1] // 2 + 1)), w.dtype, w.device)
     W = on_blocks(V, w).permute(1, 2, 0)  # (R, q, p)
     return lambda x: torch.bmm(on_blocks(A, x).transpose(0, 1), W).permute(1, 2, 0) @ C
 

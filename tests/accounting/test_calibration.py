@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.stats import norm
 
-from spectral_dp.accounting import calibration
 from spectral_dp.accounting import (
     Phase,
     calibrate_noise,
     calibrate_steps,
+    calibration,
     composition,
     delta,
     epsilon,

@@ -6,12 +6,12 @@ from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig, audit
 from spectral_dp.audit.noise_map import Unstructured, _Finder, noise_map
-from spectral_dp.mechanism.filters import Shaped
+from spectral_dp.mechanism.filters import ShapedFilter
 
 CONFIGS = {
     "filtered": SpectralConfig(conv_ratio=0.5, linear_ratio=0.5),
     "paper": SpectralConfig.paper(),
-    "shaped": SpectralConfig(linear_filter=Shaped(torch.tensor([2.0, 1, 1, 1, 1, 0.5, 0.5, 0]))),
+    "shaped": SpectralConfig(linear_filter=ShapedFilter(torch.tensor([2.0, 1, 1, 1, 1, 0.5, 0.5, 0]))),
 }
 
 

@@ -21,7 +21,7 @@ class Tiny(nn.Module):
 @pytest.fixture(autouse=True)
 def _tiny_model(monkeypatch):
     monkeypatch.setattr("spectral_dp.models.registry._REGISTRY", {**models.registry._REGISTRY})
-    models.register("tiny", Tiny, spectral={"linear_ratio": 0.5})
+    models.register_model("tiny", Tiny, spectral={"linear_ratio": 0.5})
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ class TestShipped:
             model = build_network(settings, data.input_shape, data.classes)
             config = spectral_config(settings, model, steps=1)
             is_spectral = settings.method == "spectral" and (settings.support == "signal" or filters(settings))
-            assert bool(config.spectral(model)) == is_spectral
+            assert bool(config.layer_configs(model)) == is_spectral
 
     def test_settings_of_the_paper(self):
         """Section "Parameters setting": batch 500, 30 epochs, C 0.5 and rate 0.01 for Model1, else 0.1 and 0.001."""

@@ -3,13 +3,13 @@ import pytest
 from spectral_dp import SpectralConfig, models
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
-from spectral_dp.mechanism.filters import Adaptive, Annealed, LowPass, PaperBand
+from spectral_dp.mechanism.filters import AdaptiveFilter, AnnealedFilter, LowPassFilter, PaperBandFilter
 
 
 def released(**given):
     settings = Settings(**({"model": "lenet5"} | given)).resolved()
     model = models.build("lenet5", input_shape=(1, 16, 16), classes=10, block_size=settings.block_size or None)
-    return spectral_config(settings, model, 100).spectral(model)
+    return spectral_config(settings, model, 100).layer_configs(model)
 
 
 def test_dpsgd_filters_nothing():
@@ -20,9 +20,9 @@ def test_dpsgd_filters_nothing():
 def test_ratios_reach_their_layers():
     found = released(conv_ratio=0.5, linear_ratio=0.25)
     assert {name: spectral.filter for name, spectral in found.items()} == {
-        "conv1": LowPass(0.5),
-        "conv2": LowPass(0.5),
-        "fc1": LowPass(0.25),  # fed by a feature map
+        "conv1": LowPassFilter(0.5),
+        "conv2": LowPassFilter(0.5),
+        "fc1": LowPassFilter(0.25),  # fed by a feature map
     }
     assert found["fc1"].input_layout == (16, 2, 2)
     assert set(released(linear_ratio=0.25, block_size=4)) == {"fc1", "fc2", "fc3"}
@@ -44,8 +44,8 @@ def test_a_layer_without_a_spectrum_is_refused(name):
 
 
 def test_filters_by_name():
-    assert isinstance(released(conv_ratio=0.5, filter="adaptive")["conv1"].filter, Adaptive)
-    assert released(conv_ratio=0.5, filter="annealed")["conv1"].filter == Annealed(0.5, 0.0, 100, "cosine")
+    assert isinstance(released(conv_ratio=0.5, filter="adaptive")["conv1"].filter, AdaptiveFilter)
+    assert released(conv_ratio=0.5, filter="annealed")["conv1"].filter == AnnealedFilter(0.5, 0.0, 100, "cosine")
     assert "fc1" not in released(conv_ratio=0.5, filter="annealed")
     with pytest.raises(SettingsError, match="paper's band"):
         released(conv_ratio=0.5, filter="adaptive", band="paper")
@@ -53,5 +53,5 @@ def test_filters_by_name():
 
 def test_the_papers_layout():
     found = released(conv_ratio=0.5, support="signal", order="clip_then_filter", band="paper")
-    assert found["conv1"].filter == PaperBand(0.5, "clip_then_filter")
+    assert found["conv1"].filter == PaperBandFilter(0.5, "clip_then_filter")
     assert (found["conv1"].transform, found["conv1"].support) == ("fourier", "signal")

@@ -147,7 +147,7 @@ from spectral_dp.experiments import trainer
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, read_file
-models.register("tiny", lambda input_shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
+models.register_model("tiny", lambda input_shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
 trainer._tensorboard = trainer.draw_run = lambda directory: None
 settings = Settings.from_dict(read_file(sys.argv[2]))
 print(trainer.run(settings, RunDirectory(sys.argv[1]), resume=True)["epsilon"])
@@ -306,7 +306,7 @@ def test_tied_weights_are_saved(tmp_path, tiny, monkeypatch):
         def forward(self, x):
             return self.c(self.b(self.a(x.flatten(1)).tanh()).tanh())
 
-    models.register("tied", Tied)
+    models.register_model("tied", Tied)
     _, directory = run(tmp_path, tiny(model="tied", method="dpsgd", epochs=1))
     weights = load_file(directory.weights)
     assert torch.equal(weights["a.weight"], weights["b.weight"])

@@ -6,19 +6,19 @@ from tests.support.oracle import coordinates, correlation_at_all_lags, norm_of, 
 from torch import nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients import Spectral
+from spectral_dp.gradients import LayerConfig
 from spectral_dp.gradients.rules import rule as rule_module
 from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.gradients.rules.conv_norms import explicitly_padded
 from spectral_dp.gradients.rules.rule import find_rule
-from spectral_dp.mechanism.filters import Annealed, Identity, LowPass, PaperBand, Shaped
+from spectral_dp.mechanism.filters import AnnealedFilter, IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter
 
 B = 5
 TOLERANCE = 1e-9
 
 
 def rule_of(module, spectral=None):
-    return find_rule(module)(module, spectral or Spectral())
+    return find_rule(module)(module, spectral or LayerConfig())
 
 
 def setting(module, *shape):
@@ -64,12 +64,12 @@ CONVOLUTIONS = [
     pytest.param(nn.Conv1d(2, 2, 4, padding=3, padding_mode="circular"), (2, 9), id="1-D circular"),
 ]
 FILTERS = [
-    Identity(),
-    LowPass(0.0),
-    LowPass(0.5),
-    LowPass(0.3, region="box"),
-    LowPass(0.5, order="clip_then_filter"),
-    Annealed(0.7, 0.0, 10),
+    IdentityFilter(),
+    LowPassFilter(0.0),
+    LowPassFilter(0.5),
+    LowPassFilter(0.3, region="box"),
+    LowPassFilter(0.5, order="clip_then_filter"),
+    AnnealedFilter(0.7, 0.0, 10),
 ]
 
 
@@ -82,17 +82,17 @@ class TestConvolution:
         monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
         monkeypatch.setattr(rule_module, "CHUNK_BYTES", 1)  # two samples at a time
         x, dA, c = setting(module, *shape)
-        spectral = Spectral(filter)
+        spectral = LayerConfig(filter)
         gradients = sample_gradients(module, (x,), dA)
         kernel = tuple(module.kernel_size)
         kept, counted = coordinates(gradients["weight"], kernel, spectral, "dct")
-        if isinstance(filter, Identity):
+        if isinstance(filter, IdentityFilter):
             kept = counted = gradients["weight"]
         rule = rule_of(module, spectral)
         check(rule, x, dA, c, {**gradients, "weight": kept}, {**gradients, "weight": counted})
         # What comes back is the gradient without the coordinates that were dropped.
         total = rule.gradient("weight", rule.clipped_sum(x, dA, c)["weight"])
-        if not isinstance(filter, Identity):
+        if not isinstance(filter, IdentityFilter):
             gains = filter.gains(rule.transform, kernel)
             z = rule.transform.forward(torch.tensordot(c, gradients["weight"], dims=1), tuple(range(-len(kernel), 0)))
             expected = rule.transform.inverse(z * gains.kept, tuple(range(-len(kernel), 0)))
@@ -104,7 +104,7 @@ class TestConvolution:
         monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
         module = nn.Conv2d(2, 3, 4, padding=1)
         x, dA, c = setting(module, 2, 6, 6)
-        spectral = Spectral(LowPass(0.6), transform=transform)
+        spectral = LayerConfig(LowPassFilter(0.6), transform=transform)
         gradients = sample_gradients(module, (x,), dA)
         kept, counted = coordinates(gradients["weight"], (4, 4), spectral, transform)
         check(rule_of(module, spectral), x, dA, c, {**gradients, "weight": kept}, {**gradients, "weight": counted})
@@ -114,7 +114,7 @@ class TestConvolution:
         monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
         module = nn.Conv2d(2, 3, 3)
         x, dA, c = setting(module, 2, 6, 6)
-        spectral = Spectral(Shaped(torch.rand(3, 3) + 0.1))
+        spectral = LayerConfig(ShapedFilter(torch.rand(3, 3) + 0.1))
         gradients = sample_gradients(module, (x,), dA)
         kept, counted = coordinates(gradients["weight"], (3, 3), spectral, "dct")
         rule = rule_of(module, spectral)
@@ -125,11 +125,11 @@ class TestConvolution:
     @pytest.mark.parametrize(
         "filter",
         [
-            Identity(),
-            LowPass(0.5),
-            LowPass(0.6, region="box"),
-            PaperBand(0.4),
-            PaperBand(0.5, order="clip_then_filter"),
+            IdentityFilter(),
+            LowPassFilter(0.5),
+            LowPassFilter(0.6, region="box"),
+            PaperBandFilter(0.4),
+            PaperBandFilter(0.5, order="clip_then_filter"),
         ],
         ids=repr,
     )
@@ -141,21 +141,21 @@ class TestConvolution:
         padded = F.pad(padded, [p for n in reversed(padding) for p in (n, n)])
         lags = torch.stack([correlation_at_all_lags(padded[b], dA[b], module.stride, module.groups) for b in range(B)])
         size = tuple(padded.shape[2:])
-        spectral = Spectral(filter, support="signal")
+        spectral = LayerConfig(filter, support="signal")
         kept, counted = coordinates(lags, size, spectral, "fourier")
         gradients = sample_gradients(module, (x,), dA)
         rule = rule_of(module, spectral)
         check(rule, x, dA, c, {**gradients, "weight": kept}, {**gradients, "weight": counted})
         total = rule.gradient("weight", rule.clipped_sum(x, dA, c)["weight"])
         assert total.shape == module.weight.shape
-        if isinstance(filter, Identity):  # nothing dropped: the crop is the kernel's gradient
+        if isinstance(filter, IdentityFilter):  # nothing dropped: the crop is the kernel's gradient
             assert relative_error(total, torch.tensordot(c, gradients["weight"], dims=1)) < TOLERANCE
 
     def test_signal_support_knows_its_size_from_the_layout(self):
         module = nn.Conv2d(2, 3, 3, padding=(1, 2))
-        told = rule_of(module, Spectral(LowPass(0.5), support="signal", input_layout=(2, 6, 5)))
+        told = rule_of(module, LayerConfig(LowPassFilter(0.5), support="signal", input_layout=(2, 6, 5)))
         x, dA, _ = setting(module, 2, 6, 5)
-        learnt = rule_of(module, Spectral(LowPass(0.5), support="signal"))
+        learnt = rule_of(module, LayerConfig(LowPassFilter(0.5), support="signal"))
         with pytest.raises(RuntimeError, match="input_layout"):
             learnt.coefficient_shape("weight")
         learnt.squared_norms(x, dA)
@@ -163,16 +163,16 @@ class TestConvolution:
         with pytest.raises(ValueError, match="support='kernel'"):
             learnt.squared_norms(x[..., :4, :], dA[..., :4, :])
         with pytest.raises(ValueError, match="does not fit"):
-            rule_of(module, Spectral(support="signal", input_layout=(6, 5)))
+            rule_of(module, LayerConfig(support="signal", input_layout=(6, 5)))
 
     def test_signal_support_needs_fourier_and_even_gains(self):
         module = nn.Conv2d(1, 1, 2)
         with pytest.raises(ValueError, match="Fourier"):
-            rule_of(module, Spectral(support="signal", transform="dct"))
+            rule_of(module, LayerConfig(support="signal", transform="dct"))
         uneven = torch.ones(3, 3)
         uneven[0, 1] = 2  # the cosine of a frequency but not its sine
         with pytest.raises(ValueError, match="same pre-gain"):
-            rule_of(module, Spectral(Shaped(uneven), support="signal", input_layout=(1, 3, 3)))
+            rule_of(module, LayerConfig(ShapedFilter(uneven), support="signal", input_layout=(1, 3, 3)))
 
     def test_an_unbatched_sample_is_refused(self):
         module = nn.Conv2d(1, 1, 2)
@@ -180,7 +180,12 @@ class TestConvolution:
             rule_of(module).squared_norms(torch.zeros(1, 4, 4), torch.zeros(1, 3, 3))
 
 
-LAYOUT_FILTERS = [LowPass(0.0), LowPass(0.6), LowPass(0.4, region="box"), LowPass(0.5, order="clip_then_filter")]
+LAYOUT_FILTERS = [
+    LowPassFilter(0.0),
+    LowPassFilter(0.6),
+    LowPassFilter(0.4, region="box"),
+    LowPassFilter(0.5, order="clip_then_filter"),
+]
 
 
 class TestLinear:
@@ -199,7 +204,7 @@ class TestLinear:
     def test_with_an_input_layout(self, filter, layout, tokens):
         module = nn.Linear(48, 5)
         x, dA, c = setting(module, *tokens, 48)
-        spectral = Spectral(filter, input_layout=layout)
+        spectral = LayerConfig(filter, input_layout=layout)
         gradients = sample_gradients(module, (x,), dA)
         plane = layout[1:] or layout
         as_planes = gradients["weight"].unflatten(-1, layout if len(layout) > 1 else (1, *layout))
@@ -212,11 +217,11 @@ class TestLinear:
 
     def test_a_layout_that_does_not_fit_is_refused(self):
         with pytest.raises(ValueError, match=r"48 inputs"):
-            rule_of(nn.Linear(48, 5), Spectral(LowPass(0.5), input_layout=(3, 5, 5)))
+            rule_of(nn.Linear(48, 5), LayerConfig(LowPassFilter(0.5), input_layout=(3, 5, 5)))
 
     def test_a_filter_without_a_layout_is_refused(self):
         with pytest.raises(ValueError, match="input_layout"):
-            rule_of(nn.Linear(48, 5), Spectral(LowPass(0.5)))
+            rule_of(nn.Linear(48, 5), LayerConfig(LowPassFilter(0.5)))
 
 
 class TestEmbedding:
@@ -279,11 +284,13 @@ def test_frozen_parameters_are_not_there(module, shape, frozen):
     module.requires_grad_(True)
 
 
-@pytest.mark.parametrize("spectral", [Spectral(), Spectral(LowPass(0.5), support="signal", input_layout=(2, 5, 5))])
+@pytest.mark.parametrize(
+    "spectral", [LayerConfig(), LayerConfig(LowPassFilter(0.5), support="signal", input_layout=(2, 5, 5))]
+)
 @pytest.mark.parametrize(("module", "shape"), KINDS, ids=lambda v: str(v))
 def test_an_empty_batch_has_no_norms_and_sums_of_zero(module, shape, spectral):
     if spectral.support == "signal" and not isinstance(module, nn.Conv2d):
-        spectral = Spectral()
+        spectral = LayerConfig()
     x, dA, c = setting(module, *shape)
     rule = rule_of(module, spectral)
     assert rule.squared_norms(x[:0], dA[:0]).shape == (0,)
@@ -294,9 +301,9 @@ def test_an_empty_batch_has_no_norms_and_sums_of_zero(module, shape, spectral):
 
 def test_other_layers_have_nothing_to_filter():
     with pytest.raises(ValueError, match="no spectrum"):
-        rule_of(nn.LayerNorm(4), Spectral(LowPass(0.5)))
+        rule_of(nn.LayerNorm(4), LayerConfig(LowPassFilter(0.5)))
 
 
 def test_unknown_support_is_refused():
     with pytest.raises(ValueError, match="'kernel' or 'signal'"):
-        Spectral(support="image")
+        LayerConfig(support="image")

@@ -6,7 +6,7 @@ from tests.gradients.test_model import check, images, run
 from torch import nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients import ModelGradients, Rule, register
+from spectral_dp.gradients import ModelGradients, Rule, register_rule
 from spectral_dp.gradients.rules.rule import _RULES, differences, find_rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:no rule for")
@@ -162,7 +162,7 @@ def test_a_rule_that_forgets_a_parameter_is_an_error():
         def forward(self, x):
             return x * self.weight + self.shift
 
-    @register(Affine)
+    @register_rule(Affine)
     class AffineRule(Rule[Affine]):
         def squared_norms(self, x, dA):
             return (x * dA).square().sum(1)

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spectral_dp.gradients import ModelGradients, Rule, Spectral, register
+from spectral_dp.gradients import LayerConfig, ModelGradients, Rule, register_rule
 from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.gradients.rules.rule import _RULES, Formed
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
-from spectral_dp.mechanism.filters import LowPass
+from spectral_dp.mechanism.filters import LowPassFilter
 
 TOLERANCE = 1e-9
 
@@ -98,7 +98,7 @@ class TestSharing:
         """Else the parts of a logical step could not be added where some use the layer more often than others."""
         if is_filtered and isinstance(layer, nn.Linear):
             pytest.skip("has no spectrum of its own")
-        spectral = {"layer": Spectral(LowPass(0.5))} if is_filtered else {}
+        spectral = {"layer": LayerConfig(LowPassFilter(0.5))} if is_filtered else {}
         model = Reused(layer).double()
         gradients = ModelGradients(model, spectral)
         shapes = []
@@ -140,19 +140,19 @@ class TestSharing:
         a, b = nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 3)
         b.weight = a.weight
         with pytest.raises(ValueError, match=r"'0' and '1' share 'weight'"):
-            ModelGradients(nn.Sequential(a, b), {"0": Spectral(LowPass(0.5))})
+            ModelGradients(nn.Sequential(a, b), {"0": LayerConfig(LowPassFilter(0.5))})
 
     def test_shared_and_filtered_alike(self):
         layer = nn.Conv2d(2, 2, 3, padding=1)
         model = Reused(layer).double()
-        gradients, batch, dA = run(model, images(), {"layer": Spectral(LowPass(0.5))})
+        gradients, batch, dA = run(model, images(), {"layer": LayerConfig(LowPassFilter(0.5))})
         rule = gradients.blocks[0][0].rule
         gradients.remove()
         expected = sample_gradients(model, (images(),), dA)["layer.weight"]
         assert batch.squared_norms().shape == (1, 4)
         assert batch.clipped_sums(torch.ones(4))[layer.weight].shape == (2, 2, 4)
         x = images()
-        gradients, batch, dA = run(model, x, {"layer": Spectral(LowPass(0.5))})
+        gradients, batch, dA = run(model, x, {"layer": LayerConfig(LowPassFilter(0.5))})
         gradients.remove()
         raw = sample_gradients(model, (x,), dA)
         expected = {"weight": rule.analyse(raw["layer.weight"]), "bias": raw["layer.bias"]}
@@ -265,7 +265,7 @@ class TestWhatIsTrained:
     def test_unused_parameters_are_released_as_zeros(self):
         """Left out, they would miss their noise, and its absence would tell that nobody used them."""
         model = nn.ModuleDict({"a": nn.Linear(6, 2), "b": nn.Conv2d(1, 2, 3)})
-        gradients = ModelGradients(model, {"b": Spectral(LowPass(0.5))})
+        gradients = ModelGradients(model, {"b": LayerConfig(LowPassFilter(0.5))})
         model["a"](torch.randn(4, 6)).sum().backward()
         sums = gradients.take().clipped_sums(torch.ones(4))
         gradients.remove()
@@ -461,7 +461,7 @@ def test_a_rule_of_ones_own():
         def forward(self, x):
             return x * self.weight
 
-    @register(Scale)
+    @register_rule(Scale)
     class ScaleRule(Rule[Scale]):
         def squared_norms(self, x, dA):
             return (x * dA).square().sum(1)
@@ -544,9 +544,9 @@ def test_a_layer_that_all_samples_share_is_told_what_to_do():
 
 def test_unknown_layer_names_are_refused():
     with pytest.raises(ValueError, match=r"no trained layer named 'conv9'.*'0'"):
-        ModelGradients(small_cnn(), {"conv9": Spectral(LowPass(0.5))})
+        ModelGradients(small_cnn(), {"conv9": LayerConfig(LowPassFilter(0.5))})
     with pytest.raises(ValueError, match=r"layer '6'.*input_layout"):
-        ModelGradients(small_cnn(), {"6": Spectral(LowPass(0.5))})
+        ModelGradients(small_cnn(), {"6": LayerConfig(LowPassFilter(0.5))})
 
 
 # Memory: nothing of the size of samples x parameters, counted in elements rather than seconds.
@@ -569,7 +569,7 @@ class LargestTensor(TorchDispatchMode):
 
 def largest_in_gram_path(samples):
     module = nn.Conv2d(64, 64, 3, padding=1)
-    rule = KernelConvRule(module, Spectral(LowPass(0.5)))
+    rule = KernelConvRule(module, LayerConfig(LowPassFilter(0.5)))
     x, dA = torch.randn(samples, 64, 4, 4), torch.randn(samples, 64, 4, 4)
     geometry = rule._planes(x, dA)[2]
     assert rule.uses_gram(x, dA, geometry, torch.zeros(4, 9)), "small maps, many channels"
@@ -589,7 +589,7 @@ def test_the_gram_path_stores_no_per_sample_gradients():
 
 def test_control_materialising_would_be_counted():
     module = nn.Conv2d(64, 64, 3, padding=1)
-    rule = KernelConvRule(module, Spectral())
+    rule = KernelConvRule(module, LayerConfig())
     x = torch.randn(64, 64, 4, 4)
     with LargestTensor() as largest:
         rule.per_sample(x, x)

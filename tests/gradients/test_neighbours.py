@@ -7,14 +7,14 @@ import torch
 from tests.gradients.test_model import Reused
 from torch import nn
 
-from spectral_dp.gradients import ModelGradients, Spectral
+from spectral_dp.gradients import LayerConfig, ModelGradients
 from spectral_dp.gradients import norms as norms_module
 from spectral_dp.gradients.rules import conv_norms
 from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.gradients.rules.rule import Formed, find_rule
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
-from spectral_dp.mechanism.filters import Identity, LowPass, PaperBand, Shaped
+from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter
 
 C = 0.7
 
@@ -42,10 +42,10 @@ def clipped_release(model, gradients, x):
 @pytest.mark.parametrize(
     "spectral",
     [
-        Spectral(),
-        Spectral(LowPass(0.5)),
-        Spectral(LowPass(0.5, order="clip_then_filter")),
-        Spectral(PaperBand(0.5), support="signal"),
+        LayerConfig(),
+        LayerConfig(LowPassFilter(0.5)),
+        LayerConfig(LowPassFilter(0.5, order="clip_then_filter")),
+        LayerConfig(PaperBandFilter(0.5), support="signal"),
     ],
     ids=["plain", "filtered", "paper's order", "signal support"],
 )
@@ -117,7 +117,7 @@ def contribution(rule, x, dA):
 @pytest.mark.parametrize(("n", "m"), [(6, 5), (200, 300)])
 def test_cancelling_tokens_are_bounded_in_float32(tokens, n, m):
     """Norm and sum of such a sample are rounding errors, and not the same ones: unguarded, it counts up to 4 C."""
-    rule = find_rule(nn.Linear(n, m))(nn.Linear(n, m), Spectral())
+    rule = find_rule(nn.Linear(n, m))(nn.Linear(n, m), LayerConfig())
     for seed in range(3):
         torch.manual_seed(seed)
         for x, dA in hostile_tokens(tokens, n, m):
@@ -129,7 +129,7 @@ def test_cancelling_tokens_are_bounded_in_float32(tokens, n, m):
 def test_squares_that_underflow_do_not_hide_a_sample(make, tokens):
     """An enormous input, a vanishing output gradient: their product is large, the square of the small one is zero."""
     module = make()
-    rule = find_rule(module)(module, Spectral())
+    rule = find_rule(module)(module, LayerConfig())
     for small in (1e-18, 1e-19, 2e-20, 1e-22):
         x, dA = torch.full((1, tokens, 4), 1e18), torch.full((1, tokens, 400), small)
         moved = {name: value * 1000 for name, value in rule.clipped_sum(x, dA, clipped_for_mean(rule, x, dA)).items()}
@@ -160,32 +160,38 @@ def worst_of_products(rule, x_shape, dA_shape):
 
 
 PRODUCTS = [
-    pytest.param(lambda: nn.Linear(4, 400), (4,), (400,), Spectral(), id="dense"),
-    pytest.param(lambda: nn.Linear(4, 400), (3, 4), (3, 400), Spectral(), id="tokens"),
-    pytest.param(lambda: nn.Linear(64, 400), (3, 64), (3, 400), Spectral(), id="tokens, gram"),
+    pytest.param(lambda: nn.Linear(4, 400), (4,), (400,), LayerConfig(), id="dense"),
+    pytest.param(lambda: nn.Linear(4, 400), (3, 4), (3, 400), LayerConfig(), id="tokens"),
+    pytest.param(lambda: nn.Linear(64, 400), (3, 64), (3, 400), LayerConfig(), id="tokens, gram"),
     pytest.param(
-        lambda: nn.Linear(16, 40), (16,), (40,), Spectral(LowPass(0.5), input_layout=(4, 4)), id="with a layout"
+        lambda: nn.Linear(16, 40),
+        (16,),
+        (40,),
+        LayerConfig(LowPassFilter(0.5), input_layout=(4, 4)),
+        id="with a layout",
     ),
-    pytest.param(lambda: BlockCirculantLinear(8, 400, 4), (8,), (400,), Spectral(LowPass(0.5)), id="blocks"),
-    pytest.param(lambda: BlockCirculantLinear(8, 400, 4), (3, 8), (3, 400), Spectral(), id="blocks, tokens"),
-    pytest.param(lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), Spectral(), id="kernel"),
-    pytest.param(lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), Spectral(LowPass(0.5)), id="kernel, filtered"),
-    pytest.param(lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), Spectral(support="signal"), id="signal"),
+    pytest.param(lambda: BlockCirculantLinear(8, 400, 4), (8,), (400,), LayerConfig(LowPassFilter(0.5)), id="blocks"),
+    pytest.param(lambda: BlockCirculantLinear(8, 400, 4), (3, 8), (3, 400), LayerConfig(), id="blocks, tokens"),
+    pytest.param(lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), LayerConfig(), id="kernel"),
+    pytest.param(
+        lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), LayerConfig(LowPassFilter(0.5)), id="kernel, filtered"
+    ),
+    pytest.param(lambda: nn.Conv2d(2, 40, 3), (2, 5, 5), (40, 3, 3), LayerConfig(support="signal"), id="signal"),
     pytest.param(
         lambda: nn.Conv2d(2, 40, 3),
         (2, 5, 5),
         (40, 3, 3),
-        Spectral(PaperBand(0.5), support="signal"),
+        LayerConfig(PaperBandFilter(0.5), support="signal"),
         id="paper's band",
     ),
     pytest.param(
         lambda: nn.Conv2d(2, 40, 3, groups=2),
         (2, 5, 5),
         (40, 3, 3),
-        Spectral(PaperBand(0.5, order="clip_then_filter"), support="signal"),
+        LayerConfig(PaperBandFilter(0.5, order="clip_then_filter"), support="signal"),
         id="paper's order, groups",
     ),
-    pytest.param(lambda: nn.LayerNorm(400), (400,), (400,), Spectral(), id="normalisation"),
+    pytest.param(lambda: nn.LayerNorm(400), (400,), (400,), LayerConfig(), id="normalisation"),
 ]
 
 
@@ -198,7 +204,7 @@ def test_underflow_hides_no_product_of_any_rule(make, x_shape, dA_shape, spectra
     assert worst_of_products(find_rule(module)(module, spectral), x_shape, dA_shape) <= 1
 
 
-@pytest.mark.parametrize("spectral", [Spectral(support="signal"), Spectral(LowPass(0.5), support="signal")])
+@pytest.mark.parametrize("spectral", [LayerConfig(support="signal"), LayerConfig(LowPassFilter(0.5), support="signal")])
 def test_control_signal_support_without_its_guard_is_caught(spectral, monkeypatch):
     monkeypatch.setattr("spectral_dp.gradients.rules.conv_signal.outer_norms", lambda x, dA, n, m: x * dA)
     module = nn.Conv2d(2, 40, 3)
@@ -211,7 +217,7 @@ def test_underflow_through_a_normalisation(support, bound):
     """An enormous image: normalisation divides the gradient by its size, and the layer before multiplies it back."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 8, 3, bias=False), nn.GroupNorm(2, 8, affine=False), nn.Flatten(), nn.Tanh())
-    gradients = ModelGradients(model, {"0": Spectral(LowPass(0.3), support=support)})
+    gradients = ModelGradients(model, {"0": LayerConfig(LowPassFilter(0.3), support=support)})
     image = torch.randn(1, 2, 6, 6)
     for size in (1.0, 1e6, 1e12, 1e15, 1e17):
         (model(image * size).sum() * 1e-3).backward()
@@ -270,7 +276,7 @@ def test_control_plain_squares_hide_them(make, x_shape, monkeypatch):
 
 def test_an_embedding_hides_nothing_either():
     module = nn.Embedding(3, 1000)
-    rule = find_rule(module)(module, Spectral())
+    rule = find_rule(module)(module, LayerConfig())
     x = torch.zeros(1, 1, dtype=torch.long)
     for small in (1e-20, 1e-22, 1e-23, 1e-24):
         dA = torch.full((1, 1, 1000), small)
@@ -297,9 +303,9 @@ def test_weights_below_the_smallest_number_are_not_rounded_up():
 @pytest.mark.parametrize(
     ("make", "spectral", "shape"),
     [
-        (lambda: nn.Linear(256, 4, bias=False), Spectral(LowPass(0.5), input_layout=(16, 16)), (256,)),
-        (lambda: nn.Linear(4096, 4, bias=False), Spectral(LowPass(0.5), input_layout=(64, 64)), (4096,)),
-        (lambda: nn.Conv2d(1, 4, 3, bias=False), Spectral(LowPass(0.5), support="signal"), (1, 16, 16)),
+        (lambda: nn.Linear(256, 4, bias=False), LayerConfig(LowPassFilter(0.5), input_layout=(16, 16)), (256,)),
+        (lambda: nn.Linear(4096, 4, bias=False), LayerConfig(LowPassFilter(0.5), input_layout=(64, 64)), (4096,)),
+        (lambda: nn.Conv2d(1, 4, 3, bias=False), LayerConfig(LowPassFilter(0.5), support="signal"), (1, 16, 16)),
     ],
     ids=["matrix", "fast transform", "signal"],
 )
@@ -323,7 +329,7 @@ def test_what_rounding_lets_through_the_filter_counts(make, spectral, shape):
 
 def test_underflow_in_a_gram_norm():
     module = nn.Conv2d(2, 400, 3, bias=False)
-    rule = KernelConvRule(module, Spectral())
+    rule = KernelConvRule(module, LayerConfig())
     x, dA = torch.full((1, 2, 5, 5), 1e18), torch.full((1, 400, 3, 3), 2e-20)
     geometry = rule._planes(x, dA)[2]
     exact = conv_norms.sample_gradients(x.double(), dA.double(), geometry).flatten(1).norm(dim=1)
@@ -360,13 +366,15 @@ def test_control_unguarded_token_norms_are_caught(monkeypatch):
 
 
 @pytest.mark.parametrize("uses_gram", [True, False], ids=["gram", "materialise"])
-@pytest.mark.parametrize("filter", [Identity(), LowPass(0.5), LowPass(0.5, order="clip_then_filter")], ids=repr)
+@pytest.mark.parametrize(
+    "filter", [IdentityFilter(), LowPassFilter(0.5), LowPassFilter(0.5, order="clip_then_filter")], ids=repr
+)
 @pytest.mark.parametrize("padding", [0, 1])
 def test_hostile_images_are_bounded_in_float32(padding, filter, uses_gram, monkeypatch):
     """Images whose positions cancel, or with all their power where the filter drops it."""
     monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
     module = nn.Conv2d(16, 16, 3, padding=padding, bias=False)
-    rule = KernelConvRule(module, Spectral(filter))
+    rule = KernelConvRule(module, LayerConfig(filter))
     checkerboard = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(4, 4)
     for seed in range(3):
         torch.manual_seed(seed)
@@ -394,7 +402,7 @@ def test_hostile_images_are_bounded_in_float32(padding, filter, uses_gram, monke
 
 def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
     """All power in a dropped coordinate: the norm must not be below the rounding errors of the whole gradient."""
-    rule = KernelConvRule(nn.Conv2d(4, 4, 3, bias=False), Spectral(LowPass(0.5)))
+    rule = KernelConvRule(nn.Conv2d(4, 4, 3, bias=False), LayerConfig(LowPassFilter(0.5)))
     x = rule.transform.basis((3, 3), dtype=torch.float32)[-1].view(1, 1, 3, 3).repeat(1, 4, 1, 1) * 1e6
     dA = torch.ones(1, 4, 1, 1)
     _, _, geometry = rule._planes(x, dA)
@@ -411,7 +419,7 @@ def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
 def test_long_rows_of_equal_numbers_are_bounded_in_float32(make, n):
     """Squares that are all rounded down (of these values, at these lengths, in eight float32 sums side by side)."""
     module = make(n)
-    rule = find_rule(module)(module, Spectral())
+    rule = find_rule(module)(module, LayerConfig())
     for value in (1.5989974737167358, 1.5313283205032349, 1.2155388593673706):
         x = torch.full((1, 2), value) if isinstance(module, nn.Linear) and module.in_features == 2 else None
         x = torch.full((1, n), value) if x is None else x
@@ -440,7 +448,7 @@ def test_norms_of_large_kernels_are_not_underestimated(monkeypatch):
     """Two million float32 squares in one sum lose more than the clip's rounding guard."""
     module = nn.Conv2d(512, 512, 3, padding=1, bias=False)
     monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: False)
-    rule = KernelConvRule(module, Spectral())
+    rule = KernelConvRule(module, LayerConfig())
     formed, stub = rule.condense(torch.rand(1, 512, 4, 4) + 1, torch.rand(1, 512, 4, 4) + 1)
     exact = formed.gradients["weight"].double().flatten(1).square().sum(1)
     torch.testing.assert_close(rule.squared_norms(formed, stub).double(), exact, rtol=1e-6, atol=0)
@@ -495,7 +503,7 @@ def test_control_biases_added_up_in_one_order_only_are_caught(monkeypatch):
 def test_positions_of_a_convolutions_bias_count_whatever_their_order(support, monkeypatch):
     monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
     layer = nn.Conv1d(2, 3, 1)
-    rule = find_rule(layer)(layer, Spectral(support=support))
+    rule = find_rule(layer)(layer, LayerConfig(support=support))
     dA = torch.randn(1, 3, 64) * 1e8
     dA[..., 32:] = -dA[..., :32]
     errors = 64 * torch.finfo(torch.float32).eps * dA.abs().sum(2).norm()
@@ -511,7 +519,7 @@ EQUAL = [
 
 def moved_by_equal_numbers(make, x_shape, dA_shape):
     module = make()
-    rule = find_rule(module)(module, Spectral())
+    rule = find_rule(module)(module, LayerConfig())
     worst = 0.0
     for value in (1.7586207389831543, 1.149999976158142, 1.4500000476837158):
         x, dA = torch.full((1, *x_shape), value), torch.full((1, *dA_shape), 1.9712)
@@ -540,7 +548,7 @@ def moved_through_a_filter(gain):
     pre = torch.full((3, 3), gain)
     pre[0, 0] = 0
     layer = nn.Conv2d(32, 32, 3, bias=False)
-    rule = KernelConvRule(layer, Spectral(Shaped(pre)))
+    rule = KernelConvRule(layer, LayerConfig(ShapedFilter(pre)))
     worst = 0.0
     for seed in range(4):
         torch.manual_seed(seed)
@@ -571,7 +579,7 @@ def test_errors_of_a_filtered_input_have_its_gains():
     for gain in (1.0, 1e4):
         pre = torch.full((8, 8), gain)
         pre[0, 0] = 0
-        rule = find_rule(layer)(layer, Spectral(Shaped(pre), input_layout=(1, 8, 8)))
+        rule = find_rule(layer)(layer, LayerConfig(ShapedFilter(pre), input_layout=(1, 8, 8)))
         norms.append(float(rule.squared_norms(x, dA).sqrt()))
     assert norms[1] > 0.9e4 * norms[0] > 0
 
@@ -582,7 +590,7 @@ def test_real_and_imaginary_parts_both_underflow():
     pre = torch.zeros(8)
     pre[1:3] = 1  # the first frequency, of which an impulse at 1 has equal real and imaginary parts
     layer = nn.Conv1d(4, 4, 3, bias=False)
-    rule = find_rule(layer)(layer, Spectral(Shaped(pre), support="signal"))
+    rule = find_rule(layer)(layer, LayerConfig(ShapedFilter(pre), support="signal"))
     x, dA = torch.zeros(1, 4, 8), torch.zeros(1, 4, 6)
     x[..., 1], dA[..., 0] = 1.5e-19, 1e18
     torch.set_flush_denormal(True)

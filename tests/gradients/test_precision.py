@@ -10,12 +10,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from spectral_dp.gradients import ModelGradients, Spectral, precision
+from spectral_dp.gradients import LayerConfig, ModelGradients, precision
 from spectral_dp.gradients.precision import full_precision
 from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import ROUNDING_GUARD, clip_factors
-from spectral_dp.mechanism.filters import LowPass
+from spectral_dp.mechanism.filters import LowPassFilter
 
 C = 0.7
 SWITCHES = [*precision._SWITCHES, ("generic", "all"), ("cuda", "all"), ("mkldnn", "all")]
@@ -83,12 +83,12 @@ class Scale(nn.Module):
 CASES = {
     "dense": (lambda: nn.Linear(6, 5), (6,), {}),
     "dense, tokens": (lambda: nn.Linear(6, 5), (3, 6), {}),
-    "with a layout": (lambda: nn.Linear(16, 5), (16,), {"0": Spectral(LowPass(0.5), input_layout=(4, 4))}),
+    "with a layout": (lambda: nn.Linear(16, 5), (16,), {"0": LayerConfig(LowPassFilter(0.5), input_layout=(4, 4))}),
     "blocks": (lambda: BlockCirculantLinear(8, 8, 4), (8,), {}),
     "blocks, tokens": (lambda: BlockCirculantLinear(8, 8, 4), (64, 8), {}),
     "convolution, gram": (lambda: nn.Conv2d(2, 3, 3), (2, 5, 5), {}),
     "convolution, formed": (lambda: nn.Conv2d(2, 3, 3), (2, 5, 5), {}),
-    "convolution, signal": (lambda: nn.Conv2d(2, 3, 3), (2, 5, 5), {"0": Spectral(support="signal")}),
+    "convolution, signal": (lambda: nn.Conv2d(2, 3, 3), (2, 5, 5), {"0": LayerConfig(support="signal")}),
     "normalisation": (lambda: nn.GroupNorm(1, 4), (4, 5), {}),
     "fallback": (lambda: Scale(6), (6,), {}),
 }

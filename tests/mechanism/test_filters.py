@@ -5,7 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spectral_dp.mechanism.filters import Adaptive, Annealed, Identity, LowPass, PaperBand, Shaped
+from spectral_dp.mechanism.filters import (
+    AdaptiveFilter,
+    AnnealedFilter,
+    IdentityFilter,
+    LowPassFilter,
+    PaperBandFilter,
+    ShapedFilter,
+)
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.transforms import get_transform
 
@@ -23,7 +30,7 @@ fourier, dct = get_transform("fourier"), get_transform("dct")
 def test_low_pass_drops_at_least_the_ratio_of_real_degrees_of_freedom(name, shape, ratio, region):
     """Counting complex coefficients instead would keep up to twice as much noise as Proposition 1 promises."""
     transform = get_transform(name)
-    gains = LowPass(ratio, region=region).gains(transform, shape)
+    gains = LowPassFilter(ratio, region=region).gains(transform, shape)
     lowest = (transform.frequencies(shape) == 0).all(-1)
     assert bool(gains.kept[lowest].all()), "the lowest frequency is never dropped"
     assert int(gains.kept.sum()) <= max((1 - ratio) * math.prod(shape) + 1e-6, int(lowest.sum()))
@@ -34,7 +41,7 @@ def test_low_pass_drops_at_least_the_ratio_of_real_degrees_of_freedom(name, shap
 @given(st.sampled_from([(8,), (9,), (6, 6), (5, 8)]), st.floats(0, 0.99), st.sampled_from(["lowest", "box"]))
 def test_whole_frequencies_only(shape, ratio, region):
     """Half a frequency (its sine without its cosine) would give a noise variance that depends on the position."""
-    kept = LowPass(ratio, region=region).gains(fourier, shape).kept
+    kept = LowPassFilter(ratio, region=region).gains(fourier, shape).kept
     f = fourier.frequencies(shape).abs()
     for frequency in torch.unique(f.flatten(0, -2), dim=0):
         together = kept[(f == frequency).all(-1)]
@@ -42,25 +49,25 @@ def test_whole_frequencies_only(shape, ratio, region):
 
 
 def test_low_pass_keeps_the_largest_band_that_fits():
-    assert LowPass(0.375).gains(fourier, 8).kept.int().tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
-    assert LowPass(0.5).gains(dct, 8).kept.int().tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    lowest = LowPass(1 / 3).gains(dct, (3, 3)).kept.int().tolist()
+    assert LowPassFilter(0.375).gains(fourier, 8).kept.int().tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+    assert LowPassFilter(0.5).gains(dct, 8).kept.int().tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    lowest = LowPassFilter(1 / 3).gains(dct, (3, 3)).kept.int().tolist()
     assert lowest == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
-    box = LowPass(1 / 3, region="box").gains(dct, (3, 3)).kept.int().tolist()
+    box = LowPassFilter(1 / 3, region="box").gains(dct, (3, 3)).kept.int().tolist()
     assert box == [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
 
 
 def test_the_box_of_corollary_1():
-    gains = LowPass(0.75, region="box").gains(dct, (16, 16))
+    gains = LowPassFilter(0.75, region="box").gains(dct, (16, 16))
     assert gains.kept.nonzero().max() == 7
     assert gains.noise_variance == pytest.approx(8**2 / 16**2)
 
 
 def test_paper_band_is_no_low_pass_on_a_real_signal():
     """Section 1.3 of the design: for d = 8 and ρ = 0.5 seven of eight real dimensions survive."""
-    assert PaperBand(0.5).gains(fourier, 8).kept.int().tolist() == [1, 1, 1, 1, 1, 1, 1, 0]
-    assert LowPass(0.5).gains(fourier, 8).effective_ratio == 0.625
-    assert PaperBand(0.5).gains(fourier, 8).effective_ratio == 0.125
+    assert PaperBandFilter(0.5).gains(fourier, 8).kept.int().tolist() == [1, 1, 1, 1, 1, 1, 1, 0]
+    assert LowPassFilter(0.5).gains(fourier, 8).effective_ratio == 0.625
+    assert PaperBandFilter(0.5).gains(fourier, 8).effective_ratio == 0.125
 
 
 @pytest.mark.parametrize("shape", [(7,), (8,), (5, 5), (6, 4), (4, 7)])
@@ -77,40 +84,40 @@ def test_paper_band_equals_zeroing_the_full_spectrum(shape, ratio):
     x = torch.randn(*shape, dtype=torch.float64)
     expected = torch.fft.ifftn(torch.fft.fftn(x) * mirrored).real
     dims = tuple(range(-len(shape), 0))
-    mask = PaperBand(ratio).gains(fourier, shape).post
+    mask = PaperBandFilter(ratio).gains(fourier, shape).post
     torch.testing.assert_close(fourier.inverse(fourier.forward(x, dims) * mask, dims), expected)
 
 
 def test_order_decides_whether_dropped_coordinates_count_in_the_clip():
-    before = LowPass(0.5).gains(dct, 4)
-    after = LowPass(0.5, order="clip_then_filter").gains(dct, 4)
+    before = LowPassFilter(0.5).gains(dct, 4)
+    after = LowPassFilter(0.5, order="clip_then_filter").gains(dct, 4)
     assert before.pre.tolist() == before.post.tolist() == after.post.tolist() == [1, 1, 0, 0]
     assert after.pre.tolist() == [1, 1, 1, 1]
     assert after.kept.tolist() == before.kept.tolist()
 
 
 def test_compress_and_expand():
-    gains = LowPass(0.5).gains(dct, (2, 2))
+    gains = LowPassFilter(0.5).gains(dct, (2, 2))
     z = torch.arange(8.0).view(2, 2, 2)
     assert gains.compress(z).tolist() == [[0], [4]]
     assert gains.expand(gains.compress(z)).tolist() == [[[0, 0], [0, 0]], [[4, 0], [0, 0]]]
-    everything = Identity().gains(dct, (2, 2))
+    everything = IdentityFilter().gains(dct, (2, 2))
     torch.testing.assert_close(everything.expand(everything.compress(z)), z)
 
 
 def test_shaped_keeps_the_signal_and_reports_its_noise():
-    gains = Shaped(torch.tensor([2.0, 1.0, 0.5, 0.0])).gains(dct, 4)
+    gains = ShapedFilter(torch.tensor([2.0, 1.0, 0.5, 0.0])).gains(dct, 4)
     assert (gains.pre * gains.post).tolist() == [1, 1, 1, 0]
     assert gains.noise_variance == pytest.approx((0.25 + 1 + 4) / 4)
     assert gains.effective_ratio == 0.25
-    wiener = Shaped(torch.ones(2), post=torch.tensor([1.0, 0.1])).gains(dct, 2)
+    wiener = ShapedFilter(torch.ones(2), post=torch.tensor([1.0, 0.1])).gains(dct, 2)
     assert wiener.noise_variance == pytest.approx((1 + 0.01) / 2)
 
 
 def test_shaping_by_second_moments_beats_no_shaping():
     """The figure of merit for a fixed bound on E||z||²: the noise after shaping, at the same expected norm."""
     s = torch.tensor([100.0, 10.0, 1.0, 0.01], dtype=torch.float64)
-    gains = Shaped.from_second_moment(s).gains(dct, 4)
+    gains = ShapedFilter.from_second_moment(s).gains(dct, 4)
     assert gains.pre.log().mean().item() == pytest.approx(0, abs=1e-12)
 
     def noise_at_equal_norm(pre, post):
@@ -121,10 +128,10 @@ def test_shaping_by_second_moments_beats_no_shaping():
 
 
 def test_annealed_follows_its_schedule_and_stays_at_the_end():
-    filter = Annealed(start=0.75, end=0.0, steps=10)
+    filter = AnnealedFilter(start=0.75, end=0.0, steps=10)
     kept = [int(filter.gains(dct, 8, step).kept.sum()) for step in (0, 5, 10, 1000)]
     assert kept == [2, 5, 8, 8]
-    cosine = Annealed(start=0.0, end=0.5, steps=10, schedule="cosine")
+    cosine = AnnealedFilter(start=0.0, end=0.5, steps=10, schedule="cosine")
     assert cosine.ratio(0) == 0
     assert cosine.ratio(5) == pytest.approx(0.25)
     assert cosine.ratio(10) == pytest.approx(0.5)
@@ -139,7 +146,7 @@ class TestAdaptive:
         return signal + self.noise_std * torch.randn(blocks, 8)
 
     def test_learns_which_coefficients_are_noise(self):
-        filter = Adaptive(floor=0.01)
+        filter = AdaptiveFilter(floor=0.01)
         assert filter.gains(fourier, 8).is_identity, "before anything is released it does nothing"
         for _ in range(40):
             filter.observe(self.release(), self.noise_std)
@@ -151,7 +158,7 @@ class TestAdaptive:
 
     def test_gains_depend_on_releases_only(self):
         """Two filters shown the same releases agree, whatever else happened; asking for gains changes nothing."""
-        first, second = Adaptive(0.2), Adaptive(0.2)
+        first, second = AdaptiveFilter(0.2), AdaptiveFilter(0.2)
         kept = int(first.gains(fourier, 8).kept.sum())
         for _ in range(3):
             shown = torch.randn(7, kept)
@@ -161,7 +168,7 @@ class TestAdaptive:
         assert first.gains(fourier, 8).post.tolist() == second.gains(fourier, 8).post.tolist()
 
     def test_state_survives_a_checkpoint(self):
-        filter, resumed = Adaptive(), Adaptive()
+        filter, resumed = AdaptiveFilter(), AdaptiveFilter()
         filter.observe(self.release(), self.noise_std)
         resumed.load_state_dict(filter.state_dict())
         for f in (filter, resumed):
@@ -169,7 +176,7 @@ class TestAdaptive:
         assert filter.gains(fourier, 8).post.tolist() == resumed.gains(fourier, 8).post.tolist()
 
     def test_one_block_each(self):
-        filter = Adaptive()
+        filter = AdaptiveFilter()
         filter.observe(torch.randn(2, 8), 1.0)
         with pytest.raises(ValueError, match="of its own"):
             filter.observe(torch.randn(2, 9), 1.0)
@@ -177,14 +184,20 @@ class TestAdaptive:
             filter.gains(fourier, 9)
 
     def test_accepts_a_single_row(self):
-        filter = Adaptive()
+        filter = AdaptiveFilter()
         filter.observe(torch.ones(8), 0.5)
         assert filter.gains(fourier, 8).post[0] == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, -0.1, math.nan, math.inf])
 def test_ratios_out_of_range_are_refused(ratio):
-    for make in (LowPass, PaperBand, Adaptive, lambda r: Annealed(r, 0.0, 5), lambda r: Annealed(0.0, r, 5)):
+    for make in (
+        LowPassFilter,
+        PaperBandFilter,
+        AdaptiveFilter,
+        lambda r: AnnealedFilter(r, 0.0, 5),
+        lambda r: AnnealedFilter(0.0, r, 5),
+    ):
         with pytest.raises(ValueError, match=r"\[0, 1\)"):
             make(ratio)
 
@@ -192,34 +205,34 @@ def test_ratios_out_of_range_are_refused(ratio):
 @pytest.mark.parametrize("bad", [[1.0, -0.5], [1.0, math.nan], [1.0, math.inf]])
 def test_bad_gains_are_refused_where_they_are_given(bad):
     with pytest.raises(ValueError, match="finite and not negative"):
-        Shaped(torch.tensor(bad))
+        ShapedFilter(torch.tensor(bad))
     with pytest.raises(ValueError, match="finite and not negative"):
-        Shaped(torch.ones(2), post=torch.tensor(bad))
+        ShapedFilter(torch.ones(2), post=torch.tensor(bad))
 
 
 def test_other_bad_input_is_explained():
     with pytest.raises(ValueError, match="every coordinate"):
-        Shaped(torch.zeros(3))
+        ShapedFilter(torch.zeros(3))
     with pytest.raises(ValueError, match="differ"):
         Gains(torch.ones(3), torch.ones(4))
     with pytest.raises(ValueError, match=r"\(3,\).*\(4,\)"):
-        Shaped(torch.ones(3)).gains(dct, 4)
+        ShapedFilter(torch.ones(3)).gains(dct, 4)
     with pytest.raises(ValueError, match="'lowest', 'box'"):
-        LowPass(0.5, region="disc")
+        LowPassFilter(0.5, region="disc")
     with pytest.raises(ValueError, match="clip_then_filter"):
-        LowPass(0.5, order="clip")
-    with pytest.raises(ValueError, match="LowPass"):
-        PaperBand(0.5).gains(dct, 8)
+        LowPassFilter(0.5, order="clip")
+    with pytest.raises(ValueError, match="LowPassFilter"):
+        PaperBandFilter(0.5).gains(dct, 8)
     with pytest.raises(ValueError, match="'linear', 'cosine'"):
-        Annealed(0.5, 0.0, 5, schedule="exponential")
+        AnnealedFilter(0.5, 0.0, 5, schedule="exponential")
     with pytest.raises(ValueError, match="at least 1"):
-        Annealed(0.5, 0.0, 0)
+        AnnealedFilter(0.5, 0.0, 0)
     with pytest.raises(ValueError, match="another filter"):
-        LowPass(0.5).load_state_dict({"power": []})
-    with pytest.raises(ValueError, match="Adaptive"):
-        Adaptive().load_state_dict({})
+        LowPassFilter(0.5).load_state_dict({"power": []})
+    with pytest.raises(ValueError, match="AdaptiveFilter"):
+        AdaptiveFilter().load_state_dict({})
     with pytest.raises(ValueError, match="positive"):
-        Shaped.from_second_moment(torch.tensor([1.0, 0.0]))
+        ShapedFilter.from_second_moment(torch.tensor([1.0, 0.0]))
     for wrong in ({"decay": 1.0}, {"floor": 0.0}):
         with pytest.raises(ValueError, match="must be in"):
-            Adaptive(**wrong)
+            AdaptiveFilter(**wrong)

@@ -20,7 +20,14 @@ from tests.support.privacy_checks import (
 )
 
 from spectral_dp.mechanism.clipping import ROUNDING_GUARD, NonFiniteWarning
-from spectral_dp.mechanism.filters import Adaptive, Annealed, Identity, LowPass, PaperBand, Shaped
+from spectral_dp.mechanism.filters import (
+    AdaptiveFilter,
+    AnnealedFilter,
+    IdentityFilter,
+    LowPassFilter,
+    PaperBandFilter,
+    ShapedFilter,
+)
 from spectral_dp.mechanism.noise import SeededNoise
 from spectral_dp.mechanism.perturbation import perturb, perturb_sum
 from spectral_dp.mechanism.transforms import get_transform
@@ -34,21 +41,21 @@ def seeded(seed=0):
 
 
 def shaped(n):
-    return Shaped(torch.linspace(3, 0.2, n))
+    return ShapedFilter(torch.linspace(3, 0.2, n))
 
 
 def learnt(n):
-    filter = Adaptive(floor=0.1)
+    filter = AdaptiveFilter(floor=0.1)
     filter.observe(torch.linspace(4, 0, n).repeat(5, 1), 1.0)
     return filter
 
 
 FILTERS = {
-    "identity": lambda n: Identity(),
-    "low-pass": lambda n: LowPass(0.4),
-    "low-pass, paper's order": lambda n: LowPass(0.4, order="clip_then_filter"),
+    "identity": lambda n: IdentityFilter(),
+    "low-pass": lambda n: LowPassFilter(0.4),
+    "low-pass, paper's order": lambda n: LowPassFilter(0.4, order="clip_then_filter"),
     "shaped": shaped,
-    "annealed": lambda n: Annealed(0.6, 0.0, 10),
+    "annealed": lambda n: AnnealedFilter(0.6, 0.0, 10),
     "adaptive": learnt,
 }
 CASES = [
@@ -63,7 +70,7 @@ CASES = [
 
 def release(samples, noise, *, transform, filter):
     n = samples.shape[1]
-    rule = PaperBand(0.5) if filter == "paper band" else FILTERS[filter](n)
+    rule = PaperBandFilter(0.5) if filter == "paper band" else FILTERS[filter](n)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NonFiniteWarning)
         return perturb_sum(
@@ -81,7 +88,7 @@ def test_every_released_direction_carries_the_claimed_noise(transform, filter, n
 @pytest.mark.parametrize(("transform", "filter", "n"), CASES)
 def test_no_record_moves_the_sum_further_than_the_bound(transform, filter, n):
     """Check B, in the coordinates that are noised: post-gains and inverse are post-processing, so undo them."""
-    rule = PaperBand(0.5) if filter == "paper band" else FILTERS[filter](n)
+    rule = PaperBandFilter(0.5) if filter == "paper band" else FILTERS[filter](n)
     t = get_transform(transform)
     gains = rule.gains(t, n)
 
@@ -146,7 +153,7 @@ def test_check_c_of_every_call():
 def test_noise_law(transform, relation):
     """Check C: exactly Gaussian at the right scale on kept coordinates, exactly zero elsewhere; with power."""
     t = get_transform(transform)
-    filter = LowPass(0.5)
+    filter = LowPassFilter(0.5)
     out = perturb(
         torch.zeros(3000, 16, dtype=torch.float64),
         sensitivity=MAX_NORM,
@@ -218,7 +225,9 @@ def test_algorithm_1_as_printed_releases_the_odd_part_of_the_signal():
     assert float((odd(sound) - odd_part[0]).norm()) > 1
 
 
-@pytest.mark.parametrize("filter", [LowPass(0.0), LowPass(0.5), LowPass(0.8), PaperBand(0.7)], ids=repr)
+@pytest.mark.parametrize(
+    "filter", [LowPassFilter(0.0), LowPassFilter(0.5), LowPassFilter(0.8), PaperBandFilter(0.7)], ids=repr
+)
 def test_proposition_1_measured(filter):
     """Each output sample has variance K/N σ²S², K counted in real degrees of freedom."""
     n, runs = 32, 20_000
@@ -238,7 +247,7 @@ def test_proposition_1_measured(filter):
 @pytest.mark.parametrize("region", ["box", "lowest"])
 def test_corollary_1_measured(transform, region):
     n, runs = 8, 20_000
-    filter = LowPass(0.6, region=region)
+    filter = LowPassFilter(0.6, region=region)
     out = perturb(
         torch.zeros(runs, n, n),
         sensitivity=1.0,
@@ -266,7 +275,7 @@ def test_filter_before_clip_loses_less_signal():
             query,
             sensitivity=2.0,
             noise_multiplier=1.0,
-            filter=LowPass(0.5, order=order),
+            filter=LowPassFilter(0.5, order=order),
             transform="identity",
             noise=noise_off(),
         )[:16].norm()
@@ -342,7 +351,7 @@ class TestFrontDoor:
     def test_other_bad_input_is_explained(self):
         kwargs = {"sensitivity": 1.0, "noise_multiplier": 1.0}
         with pytest.raises(ValueError, match="not both"):
-            perturb(torch.zeros(8), filter_ratio=0.5, filter=LowPass(0.2), **kwargs)
+            perturb(torch.zeros(8), filter_ratio=0.5, filter=LowPassFilter(0.2), **kwargs)
         with pytest.raises(ValueError, match="batch_dims"):
             perturb(torch.zeros(8), batch_dims=1, **kwargs)
         with pytest.raises(ValueError, match="cannot transform dimension 0"):

@@ -98,6 +98,6 @@ def test_a_model_of_ones_own(tmp_path, monkeypatch):
 
 def test_registering_makes_a_model_known_by_name(monkeypatch):
     monkeypatch.setattr("spectral_dp.models.registry._REGISTRY", {})
-    models.register("tiny", lambda input_shape, classes: nn.Linear(2, classes), spectral={"linear_ratio": 0.5})
+    models.register_model("tiny", lambda input_shape, classes: nn.Linear(2, classes), spectral={"linear_ratio": 0.5})
     assert models.names() == ("tiny",)
     assert models.entry("tiny").spectral == {"linear_ratio": 0.5}

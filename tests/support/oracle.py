@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients import Spectral
+from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.transforms import get_transform
 
 
@@ -23,7 +23,7 @@ def sample_gradients(module: nn.Module, inputs: tuple[Tensor, ...], dA: Tensor) 
     }
 
 
-def coordinates(signal: Tensor, shape: tuple[int, ...], spectral: Spectral, transform: str) -> tuple[Tensor, Tensor]:
+def coordinates(signal: Tensor, shape: tuple[int, ...], spectral: LayerConfig, transform: str) -> tuple[Tensor, Tensor]:
     """Kept coordinates and those that count in the norm, by the basis matrix, of ``(..., *shape)``."""
     t = get_transform(transform)
     gains = spectral.filter.gains(t, shape)

@@ -19,7 +19,7 @@ from tests.training.test_engine import BATCH, N, cnn, setup, task, train, weight
 
 from spectral_dp import CheckpointError, PrivacyEngine, SpectralConfig
 from spectral_dp.accounting import Ledger, epsilon
-from spectral_dp.mechanism.filters import Adaptive, Filter
+from spectral_dp.mechanism.filters import AdaptiveFilter, Filter
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.training import checkpoint
 
@@ -210,7 +210,7 @@ class TestResuming:
         assert resumed.accountant.ledger.steps == 9
 
     def test_filters_keep_what_they_learnt(self, tmp_path):
-        config = SpectralConfig(conv_filter=Adaptive())
+        config = SpectralConfig(conv_filter=AdaptiveFilter())
         engine, model, optimizer, loader = setup(spectral=config)
         train(model, optimizer, loader)
         save(tmp_path / "run.pt", engine, model)
@@ -437,7 +437,7 @@ class TestEdits:
     @pytest.fixture
     def states(self, tmp_path):
         """Two checkpoints of one run, with everything in which they differ, as torch reads and writes them."""
-        config = SpectralConfig(conv_filter=Adaptive())
+        config = SpectralConfig(conv_filter=AdaptiveFilter())
         model = cnn()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         engine = PrivacyEngine()

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from spectral_dp import BlockCirculantLinear, BudgetExhausted, PrivacyEngine, Relation, SpectralConfig, convert_linear
 from spectral_dp.accounting import epsilon
-from spectral_dp.gradients import Spectral
+from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning
-from spectral_dp.mechanism.filters import Adaptive, LowPass
+from spectral_dp.mechanism.filters import AdaptiveFilter, LowPassFilter
 
 N, BATCH = 240, 40
 
@@ -169,7 +169,7 @@ class TestWhatIsReleased:
             nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 4)),
             block_size=4,
         )
-        config = SpectralConfig(conv_ratio=0.5, linear_ratio=0.5, layers={"4": Spectral()})
+        config = SpectralConfig(conv_ratio=0.5, linear_ratio=0.5, layers={"4": LayerConfig()})
         _, model, optimizer, loader = setup(model, spectral=config)
         before = [p.detach().clone() for p in model.parameters()]
         train(model, optimizer, loader)
@@ -190,7 +190,7 @@ class TestWhatIsReleased:
             {"clipping": "per_layer", "noise_allocation": "optimal"},
             {"clipping": "automatic"},
             {"spectral": SpectralConfig.paper(0.5, 0.5)},
-            {"spectral": SpectralConfig(conv_filter=Adaptive())},
+            {"spectral": SpectralConfig(conv_filter=AdaptiveFilter())},
             {"loss_reduction": "sum"},
         ],
         ids=str,
@@ -668,17 +668,17 @@ class TestConfig:
     def test_ratios_apply_to_the_layers_that_have_a_spectrum(self):
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(8, 8), BlockCirculantLinear(8, 8, 4), nn.Linear(8, 8))
         config = SpectralConfig(conv_ratio=0.3, linear_ratio=0.6, input_layouts={"3": (8,)})
-        spectral = config.spectral(model)
+        spectral = config.layer_configs(model)
         assert set(spectral) == {"0", "2", "3"}
-        assert spectral["0"].filter == LowPass(0.3)
-        assert spectral["2"].filter == spectral["3"].filter == LowPass(0.6)
+        assert spectral["0"].filter == LowPassFilter(0.3)
+        assert spectral["2"].filter == spectral["3"].filter == LowPassFilter(0.6)
 
     def test_dpsgd_filters_nothing(self):
-        assert SpectralConfig.dpsgd().spectral(cnn()) == {}
+        assert SpectralConfig.dpsgd().layer_configs(cnn()) == {}
 
     def test_learning_filters_are_not_shared(self):
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3))
-        spectral = SpectralConfig(conv_filter=Adaptive()).spectral(model)
+        spectral = SpectralConfig(conv_filter=AdaptiveFilter()).layer_configs(model)
         assert spectral["0"].filter is not spectral["1"].filter
 
     def test_is_frozen_and_checked(self):
@@ -690,9 +690,9 @@ class TestConfig:
         with pytest.raises(ValueError, match=r"\[0, 1\)"):
             SpectralConfig(conv_ratio=1.0)
         with pytest.raises(ValueError, match="not both"):
-            SpectralConfig(conv_ratio=0.5, conv_filter=LowPass(0.2))
+            SpectralConfig(conv_ratio=0.5, conv_filter=LowPassFilter(0.2))
         with pytest.raises(ValueError, match="no layer named 'nine'"):
-            SpectralConfig(input_layouts={"nine": (8,)}).spectral(cnn())
+            SpectralConfig(input_layouts={"nine": (8,)}).layer_configs(cnn())
         with pytest.raises(ValueError, match="'kernel' or 'signal'"):
             SpectralConfig(support="image")
         with pytest.raises(ValueError, match="'lowest', 'box', 'paper'"):
@@ -703,7 +703,7 @@ class TestConfig:
     def test_layers_that_share_a_weight_share_its_filter(self):
         model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))
         model[1].weight = model[0].weight
-        spectral = SpectralConfig(conv_filter=Adaptive()).spectral(model)
+        spectral = SpectralConfig(conv_filter=AdaptiveFilter()).layer_configs(model)
         assert spectral["0"].filter is spectral["1"].filter
 
     def test_the_papers_layout_survives_an_empty_first_batch(self):

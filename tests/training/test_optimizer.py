@@ -16,10 +16,10 @@ from tests.support.privacy_checks import (
 )
 from torch import nn
 
-from spectral_dp.gradients import ModelGradients, Spectral
+from spectral_dp.gradients import LayerConfig, ModelGradients
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning, PerLayerClipping
-from spectral_dp.mechanism.filters import Adaptive, LowPass, PaperBand, Shaped
+from spectral_dp.mechanism.filters import AdaptiveFilter, LowPassFilter, PaperBandFilter, ShapedFilter
 from spectral_dp.mechanism.noise import SeededNoise
 from spectral_dp.mechanism.perturbation import add_noise
 from spectral_dp.relations import Relation
@@ -48,12 +48,15 @@ class ThreeLayers(nn.Module):
 
 FILTERS = {
     "plain": {},
-    "filtered": {"conv": Spectral(LowPass(0.5)), "circulant": Spectral(LowPass(0.5))},
+    "filtered": {"conv": LayerConfig(LowPassFilter(0.5)), "circulant": LayerConfig(LowPassFilter(0.5))},
     "paper": {
-        "conv": Spectral(PaperBand(0.5, order="clip_then_filter"), support="signal", input_layout=(1, 6)),
-        "circulant": Spectral(PaperBand(0.5, order="clip_then_filter")),
+        "conv": LayerConfig(PaperBandFilter(0.5, order="clip_then_filter"), support="signal", input_layout=(1, 6)),
+        "circulant": LayerConfig(PaperBandFilter(0.5, order="clip_then_filter")),
     },
-    "shaped": {"conv": Spectral(Shaped(torch.linspace(2, 0.3, 6))), "circulant": Spectral(LowPass(0.3))},
+    "shaped": {
+        "conv": LayerConfig(ShapedFilter(torch.linspace(2, 0.3, 6))),
+        "circulant": LayerConfig(LowPassFilter(0.3)),
+    },
 }
 CLIPPINGS = {
     "flat": FlatClipping(MAX_NORM),
@@ -307,10 +310,10 @@ class TestOneStep:
 
     def test_adaptive_filters_see_what_is_released_and_nothing_else(self):
         model = nn.Conv1d(1, 2, 8)
-        filter = Adaptive()
+        filter = AdaptiveFilter()
         seen = []
         filter.observe = lambda released, std: seen.append((released.clone(), std))
-        gradients = ModelGradients(model, {"": Spectral(filter)})
+        gradients = ModelGradients(model, {"": LayerConfig(filter)})
         optimizer = PrivateOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0),
             gradients,

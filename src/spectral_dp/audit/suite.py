@@ -187,9 +187,9 @@ def _one_step(
     confidence: float,
     coins: np.random.Generator,
     seconds: float,
-) -> tuple[canary.Scores, Verdict]:
+) -> tuple[canary.CanaryScores, Verdict]:
     with timed() as watch:
-        scores = canary.Scores.pooled(
+        scores = canary.CanaryScores.pooled(
             canary.one_step_scores(target, flock, _rounds(effort.scores / len(flocks), flock), coins)
             for flock in flocks
         )

@@ -118,7 +118,7 @@ class Ours(Method):
         )
         self.steps_per_epoch = math.ceil(len(data.train_images) / settings.batch_size)
         self.spectral = spectral_config(settings, model, settings.epochs * self.steps_per_epoch)
-        if settings.method == "spectral" and not self.spectral.spectral(model):
+        if settings.method == "spectral" and not self.spectral.layer_configs(model):
             warnings.warn("these settings filter no layer of this model, so this is plain DP-SGD", stacklevel=2)
         common: dict[str, Any] = {
             "module": model,

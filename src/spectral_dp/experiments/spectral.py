@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from spectral_dp.experiments.settings import Settings, SettingsError
-from spectral_dp.mechanism.filters import Adaptive, Annealed, Filter, Identity
+from spectral_dp.mechanism.filters import AdaptiveFilter, AnnealedFilter, Filter, IdentityFilter
 from spectral_dp.training.config import SpectralConfig
 
 
@@ -42,9 +42,9 @@ def spectral_config(settings: Settings, model: nn.Module, steps: int) -> Spectra
 
     layers = {}
     for name, ratio in settings.layer_ratios.items():
-        released = config(ratio, ratio).spectral(model).get(name)
+        released = config(ratio, ratio).layer_configs(model).get(name)
         if released is None and ratio > 0:
-            filterable = ", ".join(config(0.5, 0.5).spectral(model)) or "none"
+            filterable = ", ".join(config(0.5, 0.5).layer_configs(model)) or "none"
             raise SettingsError(f"layer_ratios: {name!r} is no layer with a spectrum; this model has {filterable}")
         if released is not None:
             layers[name] = released
@@ -61,5 +61,5 @@ def _filter_maker(settings: Settings, steps: int) -> Callable[[float], Filter] |
         )
     region, order = settings.band, settings.order
     if settings.filter == "adaptive":
-        return lambda ratio: Adaptive(ratio, region=region, order=order)
-    return lambda ratio: Annealed(ratio, 0.0, steps, "cosine", region, order) if ratio else Identity()
+        return lambda ratio: AdaptiveFilter(ratio, region=region, order=order)
+    return lambda ratio: AnnealedFilter(ratio, 0.0, steps, "cosine", region, order) if ratio else IdentityFilter()

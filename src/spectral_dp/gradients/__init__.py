@@ -3,17 +3,17 @@
 from spectral_dp.gradients.compatibility import find_problems, fix, validate
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.gradients.rules import block_circulant, conv, embedding, linear, normalization  # noqa: F401 - register rules
-from spectral_dp.gradients.rules.rule import Formed, FormedRule, Rule, Spectral, register
+from spectral_dp.gradients.rules.rule import Formed, FormedRule, LayerConfig, Rule, register_rule
 
 __all__ = [
     "Formed",
     "FormedRule",
+    "LayerConfig",
     "ModelGradients",
     "RecordedBatch",
     "Rule",
-    "Spectral",
     "find_problems",
     "fix",
-    "register",
+    "register_rule",
     "validate",
 ]

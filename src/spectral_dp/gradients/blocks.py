@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from spectral_dp.gradients.rules.fallback import FallbackRule
-from spectral_dp.gradients.rules.rule import Rule, Spectral, find_rule
+from spectral_dp.gradients.rules.rule import LayerConfig, Rule, find_rule
 
 
 class Layer(NamedTuple):
@@ -18,7 +18,7 @@ class Layer(NamedTuple):
     rule: Rule[Any]
 
 
-def layers_of(model: nn.Module, spectral: dict[str, Spectral]) -> list[Layer]:
+def layers_of(model: nn.Module, spectral: dict[str, LayerConfig]) -> list[Layer]:
     """Every module with parameters of its own, with its rule; what a fallback covers is not listed again."""
     layers: list[Layer] = []
     covered: set[nn.Module] = set()
@@ -26,9 +26,9 @@ def layers_of(model: nn.Module, spectral: dict[str, Spectral]) -> list[Layer]:
         has_own = any(True for _ in module.parameters(recurse=False)) or nn.utils.parametrize.is_parametrized(module)
         if module in covered or not has_own:
             continue
-        make: Callable[[Any, Spectral], Rule[Any]] = find_rule(module) or FallbackRule
+        make: Callable[[Any, LayerConfig], Rule[Any]] = find_rule(module) or FallbackRule
         try:
-            rule = make(module, spectral.pop(name, Spectral()))
+            rule = make(module, spectral.pop(name, LayerConfig()))
         except ValueError as error:
             raise ValueError(f"layer {name!r}: {error}") from error
         if isinstance(rule, FallbackRule):

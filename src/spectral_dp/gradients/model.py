@@ -28,7 +28,7 @@ from spectral_dp.gradients.precision import full_precision
 from spectral_dp.gradients.recording.recorder import Call, Capture, Condense, Recorder
 from spectral_dp.gradients.recording.state import StateGuard
 from spectral_dp.gradients.rules.fallback import FallbackRule
-from spectral_dp.gradients.rules.rule import Rule, Spectral, differences, weighted_sum
+from spectral_dp.gradients.rules.rule import LayerConfig, Rule, differences, weighted_sum
 from spectral_dp.mechanism.clipping import row_norms
 
 
@@ -55,7 +55,7 @@ class ModelGradients:
         blocks: The layers, those that share parameters together.
     """
 
-    def __init__(self, model: nn.Module, spectral: Mapping[str, Spectral] | None = None) -> None:
+    def __init__(self, model: nn.Module, spectral: Mapping[str, LayerConfig] | None = None) -> None:
         validate(model)
         self.model = model
         layers = layers_of(model, dict(spectral or {}))

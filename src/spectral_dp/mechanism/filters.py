@@ -14,7 +14,7 @@ frequencies, and never the lowest), so by Proposition 1 the noise left in the si
 ``(1 - ρ) σ² S²`` per sample. :attr:`Gains.effective_ratio` is the fraction really dropped.
 
 >>> from spectral_dp.mechanism.transforms import get_transform
->>> gains = LowPass(0.5).gains(get_transform("fourier"), 8)
+>>> gains = LowPassFilter(0.5).gains(get_transform("fourier"), 8)
 >>> gains.kept.int().tolist()  # DC and the pair of frequency 1: a fourth coordinate would split frequency 2
 [1, 1, 1, 0, 0, 0, 0, 0]
 >>> gains.effective_ratio, gains.noise_variance
@@ -62,7 +62,7 @@ class Filter(ABC):
 
 
 @dataclass(frozen=True)
-class Identity(Filter):
+class IdentityFilter(Filter):
     """Keeps everything as it is."""
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
@@ -71,7 +71,7 @@ class Identity(Filter):
 
 
 @dataclass(frozen=True)
-class LowPass(Filter):
+class LowPassFilter(Filter):
     """Drops the highest frequencies: at least a fraction ``ratio`` of the real degrees of freedom.
 
     Attributes:
@@ -97,12 +97,12 @@ class LowPass(Filter):
 
 
 @dataclass(frozen=True)
-class PaperBand(Filter):
+class PaperBandFilter(Filter):
     """The paper's band: the first ``K = (1 - ρ) N`` coefficients of the *full* spectrum, with their mirror images.
 
     Algorithms 1 to 3 zero the last ``ρ`` of the coefficients (of rows and columns in 2-D). On a real signal the last
     coefficients mirror the first, so what is really kept is ``{0..K-1}`` and ``{-(K-1)..0}``: up to twice as many
-    degrees of freedom as ``ρ`` suggests. Kept to lay out the paper's tables; :class:`LowPass` does what ``ρ`` says.
+    degrees of freedom as ``ρ`` suggests. It lays out the paper's tables; :class:`LowPassFilter` does what ``ρ`` says.
     """
 
     ratio: float
@@ -115,7 +115,9 @@ class PaperBand(Filter):
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Ones on the band; Fourier only, since only there coefficients have mirror images."""
         if not isinstance(transform, Fourier):
-            raise ValueError(f"PaperBand is defined on the Fourier spectrum, not on {transform.name!r}: use LowPass")
+            raise ValueError(
+                f"PaperBandFilter is defined on the Fourier spectrum, not on {transform.name!r}: use LowPassFilter"
+            )
         shape = _shape(shape)
         size = torch.tensor(shape)
         bandwidth = torch.tensor([max(1, math.floor((1 - self.ratio) * n + 1e-9)) for n in shape])
@@ -125,7 +127,7 @@ class PaperBand(Filter):
 
 
 @dataclass(frozen=True, eq=False)
-class Shaped(Filter):
+class ShapedFilter(Filter):
     """Given gains: ``pre`` before the clip, its inverse after the noise, so that the signal keeps its scale.
 
     A large pre-gain spends more of the clipping bound on a coordinate and leaves it less noise. Take ``pre`` from
@@ -143,7 +145,7 @@ class Shaped(Filter):
         self._gains  # noqa: B018 - computed now, so that bad gains fail where they are given
 
     @classmethod
-    def from_second_moment(cls, second_moment: Tensor) -> Shaped:
+    def from_second_moment(cls, second_moment: Tensor) -> ShapedFilter:
         """Near-optimal shaping ``S^(-1/4)`` for coordinates with per-sample second moments ``S``.
 
         Scaled to geometric mean one, so that the clipping bound keeps its meaning.
@@ -170,7 +172,7 @@ class Shaped(Filter):
 
 
 @dataclass(frozen=True)
-class Annealed(Filter):
+class AnnealedFilter(Filter):
     """A low-pass whose ratio moves from ``start`` to ``end`` over ``steps`` steps by a schedule fixed beforehand."""
 
     start: float
@@ -196,10 +198,10 @@ class Annealed(Filter):
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Those of the low-pass of this step."""
-        return LowPass(self.ratio(step), self.region, self.order).gains(transform, shape)
+        return LowPassFilter(self.ratio(step), self.region, self.order).gains(transform, shape)
 
 
-class Adaptive(Filter):
+class AdaptiveFilter(Filter):
     """A low-pass with Wiener gains learnt from what was released.
 
     The noise of a released coefficient has a known variance ``v``, so its mean square tells the signal power
@@ -209,11 +211,11 @@ class Adaptive(Filter):
     One instance serves one parameter block. Averages run over the leading dimensions of the released tensor.
 
     Args:
-        ratio: Fraction of the degrees of freedom dropped outright, as in :class:`LowPass`.
+        ratio: Fraction of the degrees of freedom dropped outright, as in :class:`LowPassFilter`.
         decay: Memory of the running average of the signal power.
         floor: Smallest post-gain, above zero so that no frequency is lost for good.
-        region: As in :class:`LowPass`.
-        order: As in :class:`LowPass`.
+        region: As in :class:`LowPassFilter`.
+        order: As in :class:`LowPassFilter`.
     """
 
     def __init__(
@@ -229,7 +231,7 @@ class Adaptive(Filter):
             raise ValueError(f"decay must be in [0, 1), got {decay}")
         if not 0 < floor <= 1:
             raise ValueError(f"floor must be in (0, 1], got {floor}")
-        self._base = LowPass(ratio, region, order)
+        self._base = LowPassFilter(ratio, region, order)
         self._decay = decay
         self._floor = floor
         self._power: Tensor | None = None  # running mean of (square - noise variance), (M,), not yet bias-corrected
@@ -242,7 +244,7 @@ class Adaptive(Filter):
         if self._power is not None and self._power.shape != square.shape:
             raise ValueError(
                 f"this filter has seen {self._power.numel()} kept coordinates and now {square.numel()}: "
-                "give every parameter block an Adaptive filter of its own"
+                "give every parameter block an AdaptiveFilter of its own"
             )
         excess = square.double().cpu() - noise_std**2
         before = torch.zeros_like(excess) if self._power is None else self._power
@@ -258,7 +260,7 @@ class Adaptive(Filter):
         if base.index.numel() != self._power.numel():
             raise ValueError(
                 f"this filter has learnt {self._power.numel()} coordinates and is asked for {base.index.numel()} of "
-                f"shape {_shape(shape)}: give every parameter block an Adaptive filter of its own"
+                f"shape {_shape(shape)}: give every parameter block an AdaptiveFilter of its own"
             )
         power = (self._power / self._weight).clamp(min=0)
         wiener = (power / (power + self._noise_variance)).clamp(min=self._floor)
@@ -272,13 +274,13 @@ class Adaptive(Filter):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`."""
         if set(state) != {"power", "weight", "noise_variance"}:
-            raise ValueError(f"not the state of an Adaptive filter: keys {sorted(state)}")
+            raise ValueError(f"not the state of an AdaptiveFilter: keys {sorted(state)}")
         power = state["power"]
         self._power = None if power is None else torch.tensor(power, dtype=torch.float64)
         self._weight, self._noise_variance = float(state["weight"]), float(state["noise_variance"])
 
     def __repr__(self) -> str:
-        return f"Adaptive({self._base!r}, decay={self._decay}, floor={self._floor})"
+        return f"AdaptiveFilter({self._base!r}, decay={self._decay}, floor={self._floor})"
 
 
 def _hard(kept: Tensor, order: Order) -> Gains:

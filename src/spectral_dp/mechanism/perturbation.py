@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp.mechanism.clipping import Clipped, clip_and_sum, clip_each, row_norms
-from spectral_dp.mechanism.filters import Filter, LowPass
+from spectral_dp.mechanism.filters import Filter, LowPassFilter
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
 from spectral_dp.mechanism.transforms import Transform, TransformName, get_transform
@@ -57,7 +57,7 @@ def perturb(
         query: A real tensor of any shape, clipped as a whole.
         sensitivity: ``S``, the bound on the Euclidean norm to which the filtered query is clipped.
         noise_multiplier: ``σ``: the noise's deviation in units of the sensitivity.
-        filter_ratio: ``ρ``, the fraction of real degrees of freedom to drop: short for ``filter=LowPass(ρ)``.
+        filter_ratio: ``ρ``, the fraction of real degrees of freedom to drop: short for ``filter=LowPassFilter(ρ)``.
         filter: Any other filter.
         transform: A name (see :mod:`spectral_dp.mechanism.transforms`) or a transform.
         dims: The one or two dimensions to transform.
@@ -188,7 +188,7 @@ def _plan(
             raise ValueError(f"cannot transform dimension {d} of a tensor with {query.ndim} dimensions ({first})")
     dims = tuple(d % query.ndim - query.ndim for d in dims)  # from the end: right with and without the batch
     transform = get_transform(transform)
-    gains = (filter or LowPass(filter_ratio)).gains(transform, tuple(query.shape[d] for d in dims))
+    gains = (filter or LowPassFilter(filter_ratio)).gains(transform, tuple(query.shape[d] for d in dims))
     if gains.is_identity:
         # T is orthogonal: clipping and white noise in its coordinates *are* clipping and white noise in the signal.
         transform = get_transform("identity")

@@ -35,7 +35,7 @@ class Entry:
 _REGISTRY: dict[str, Entry] = {}
 
 
-def register(name: str, factory: Factory, *, spectral: Mapping[str, Any] | None = None) -> None:
+def register_model(name: str, factory: Factory, *, spectral: Mapping[str, Any] | None = None) -> None:
     """Makes a network known by name; the latest registration wins."""
     _REGISTRY[name] = Entry(factory, MappingProxyType(dict(spectral or {})))
 
@@ -118,7 +118,7 @@ def _imported(path: str) -> Factory:
 
 # What measurement supports (see results/): filter dense layers over the image that feeds them, tie the others in
 # blocks where they are many, and leave small convolution kernels alone. On LeNet-5 that neither costs nor gains.
-register("model1", Model1, spectral={"block_size": 8, "dense_layers": ["fc1"], "layer_ratios": {"fc1": 0.8}})
-register("lenet5", LeNet5, spectral={"layer_ratios": {"fc1": 0.4}})
-register("model2", Model2)
-register("model3", Model3)
+register_model("model1", Model1, spectral={"block_size": 8, "dense_layers": ["fc1"], "layer_ratios": {"fc1": 0.8}})
+register_model("lenet5", LeNet5, spectral={"layer_ratios": {"fc1": 0.4}})
+register_model("model2", Model2)
+register_model("model3", Model3)

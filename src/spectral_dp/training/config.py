@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from spectral_dp.gradients.rules.rule import Spectral, Support, find_rule
+from spectral_dp.gradients.rules.rule import LayerConfig, Support, find_rule
 from spectral_dp.layers import BlockCirculantLinear
-from spectral_dp.mechanism.filters import Filter, Identity, LowPass, Order, PaperBand, Region
+from spectral_dp.mechanism.filters import Filter, IdentityFilter, LowPassFilter, Order, PaperBandFilter, Region
 from spectral_dp.mechanism.transforms import TransformName, get_transform
 
 
@@ -52,7 +52,7 @@ class SpectralConfig:
     linear_ratio: float = 0.0
     conv_filter: Filter | None = None
     linear_filter: Filter | None = None
-    layers: Mapping[str, Spectral] = field(default_factory=dict)
+    layers: Mapping[str, LayerConfig] = field(default_factory=dict)
     input_layouts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     conv_transform: TransformName | None = None
     support: Support = "kernel"
@@ -71,7 +71,7 @@ class SpectralConfig:
             if given is not None and ratio != 0:
                 raise ValueError(f"give {kind}_ratio={ratio} or {kind}_filter={given!r}, not both")
             self._low_pass(ratio)  # fails here, not at the first layer
-        Spectral(support=self.support)
+        LayerConfig(support=self.support)
 
     @classmethod
     def dpsgd(cls) -> SpectralConfig:
@@ -84,7 +84,7 @@ class SpectralConfig:
         paper = {"support": "signal", "order": "clip_then_filter", "band": "paper"} | others
         return cls(conv_ratio, linear_ratio, **paper)
 
-    def spectral(self, model: nn.Module) -> dict[str, Spectral]:
+    def layer_configs(self, model: nn.Module) -> dict[str, LayerConfig]:
         """Returns what is released of every layer of a model that is not plain, by layer name.
 
         Each layer gets a filter of its own, so that filters that learn do not share what they learnt.
@@ -93,8 +93,8 @@ class SpectralConfig:
         for name in (*self.layers, *self.input_layouts):
             if name not in modules:
                 raise ValueError(f"the model has no layer named {name!r}: it has {', '.join(filter(None, modules))}")
-        chosen: dict[str, Spectral] = {}
-        copies: dict[int, Spectral] = {}  # layers that share a weight share what is released of it
+        chosen: dict[str, LayerConfig] = {}
+        copies: dict[int, LayerConfig] = {}  # layers that share a weight share what is released of it
         for name, module in modules.items():
             spectral = self.layers.get(name) or self._of(name, module)
             if spectral is not None and find_rule(module) is not None:
@@ -106,25 +106,25 @@ class SpectralConfig:
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: plain_repr(dict(v) if isinstance(v, Mapping) else v) for name, v in out.items()}
 
-    def _of(self, name: str, module: nn.Module) -> Spectral | None:
+    def _of(self, name: str, module: nn.Module) -> LayerConfig | None:
         layout = self.input_layouts.get(name)
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             filter = self.conv_filter or self._low_pass(self.conv_ratio)
-            if isinstance(filter, Identity) and self.support == "kernel":
+            if isinstance(filter, IdentityFilter) and self.support == "kernel":
                 return None
-            return Spectral(filter, self.conv_transform, self.support, layout)
+            return LayerConfig(filter, self.conv_transform, self.support, layout)
         if isinstance(module, BlockCirculantLinear):
             filter = self.linear_filter or self._low_pass(self.linear_ratio)
-            return None if isinstance(filter, Identity) else Spectral(filter)
+            return None if isinstance(filter, IdentityFilter) else LayerConfig(filter)
         if isinstance(module, nn.Linear) and layout is not None:
             filter = self.linear_filter or self._low_pass(self.linear_ratio, dense=True)
-            return None if isinstance(filter, Identity) else Spectral(filter, input_layout=layout)
+            return None if isinstance(filter, IdentityFilter) else LayerConfig(filter, input_layout=layout)
         return None
 
     def _low_pass(self, ratio: float, *, dense: bool = False) -> Filter:
         if self.band == "paper":
             # The band is one of Fourier coefficients; the input of a dense layer is filtered by cosines.
-            return PaperBand(ratio, self.order) if not dense else LowPass(ratio, "box", self.order)
+            return PaperBandFilter(ratio, self.order) if not dense else LowPassFilter(ratio, "box", self.order)
         region: Region = self.band
-        filter = LowPass(ratio, region, self.order)
-        return Identity() if ratio == 0 else filter
+        filter = LowPassFilter(ratio, region, self.order)
+        return IdentityFilter() if ratio == 0 else filter

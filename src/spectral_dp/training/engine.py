@@ -140,7 +140,7 @@ class PrivacyEngine:
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         spectral = spectral or SpectralConfig.dpsgd()
         loader, rate, expected = self._loader(data_loader, poisson_sampling, sample_rate, max_physical_batch_size)
-        gradients = ModelGradients(module, spectral.spectral(module))
+        gradients = ModelGradients(module, spectral.layer_configs(module))
         policy = clipping_policy(clipping, max_grad_norm, noise_allocation)
         private = PrivateOptimizer(
             optimizer,

@@ -26,7 +26,7 @@ def one_step(target, rounds=30, seed=0):
     """A verdict on scores of all flocks."""
     generator, coins = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     flocks = canary.flocks(target, target.blocks(4, generator), 16, generator)
-    scores = canary.Scores.pooled(canary.one_step_scores(target, f, rounds, coins) for f in flocks)
+    scores = canary.CanaryScores.pooled(canary.one_step_scores(target, f, rounds, coins) for f in flocks)
     return canary.one_step(scores, target, CONFIDENCE, 0.0), scores
 
 

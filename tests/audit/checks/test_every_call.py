@@ -12,7 +12,7 @@ from tests.support import small_targets as small
 from spectral_dp import SpectralConfig, audit
 from spectral_dp.audit.checks.every_call import every_call, first_calls
 from spectral_dp.audit.noise_map import noise_map
-from spectral_dp.mechanism.filters import Adaptive, Annealed
+from spectral_dp.mechanism.filters import AdaptiveFilter, AnnealedFilter
 from spectral_dp.mechanism.perturbation import add_noise
 from spectral_dp.training import optimizer
 
@@ -43,7 +43,7 @@ def test_the_real_step_has_its_noise_at_every_call(options):
     assert verdict.details["coverage"]["share_of_run"] == 1
 
 
-@pytest.mark.parametrize("filter", [Annealed(0.6, 0.0, 20), Adaptive()], ids=["annealed", "adaptive"])
+@pytest.mark.parametrize("filter", [AnnealedFilter(0.6, 0.0, 20), AdaptiveFilter()], ids=["annealed", "adaptive"])
 @pytest.mark.parametrize("allocation", ["uniform", "optimal"])
 def test_filters_that_change_with_the_step_are_not_accused(filter, allocation):
     options = {"clipping": "per_layer", "noise_allocation": allocation}
@@ -52,7 +52,7 @@ def test_filters_that_change_with_the_step_are_not_accused(filter, allocation):
     assert "change with the step" in verdict.note
 
 
-@pytest.mark.parametrize("filter", [None, Annealed(0.6, 0.0, 20)], ids=["steady", "moving"])
+@pytest.mark.parametrize("filter", [None, AnnealedFilter(0.6, 0.0, 20)], ids=["steady", "moving"])
 def test_control_one_release_without_noise_in_the_real_step(monkeypatch, filter):
     """One parameter of six, at one step of forty; also where only its presence is known."""
     calls = iter(range(0))

@@ -11,7 +11,7 @@ from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig, audit
 from spectral_dp.audit.checks.neighbours import large_sizes
-from spectral_dp.mechanism.filters import Shaped
+from spectral_dp.mechanism.filters import ShapedFilter
 from spectral_dp.training import optimizer
 
 
@@ -28,7 +28,7 @@ def test_the_step_bounds_every_record(options):
 
 
 def test_gains_that_stretch_the_sum_afterwards_are_no_violation():
-    target = small.target(spectral=SpectralConfig(linear_filter=Shaped(torch.full((8,), 0.25))))
+    target = small.target(spectral=SpectralConfig(linear_filter=ShapedFilter(torch.full((8,), 0.25))))
     assert target.largest_gain == 4
     assert all(v.ok for v in verdicts(target).values())
 

@@ -12,7 +12,7 @@ from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig
 from spectral_dp.audit.checks.participation import participation
-from spectral_dp.mechanism.filters import Annealed
+from spectral_dp.mechanism.filters import AnnealedFilter
 
 CONFIDENCE = 0.999
 
@@ -95,6 +95,6 @@ def test_control_a_bound_that_grows_is_caught():
 
 def test_filters_that_change_with_the_step_are_not_accused():
     """What is kept of a record changes with them; the layers that they do not filter are still judged."""
-    filter = Annealed(0.6, 0.0, 20, order="clip_then_filter")
+    filter = AnnealedFilter(0.6, 0.0, 20, order="clip_then_filter")
     contributions = verdicts(small.target(spectral=SpectralConfig(linear_filter=filter)), steps=40)[0]
     assert contributions.ok

@@ -9,8 +9,8 @@ from torch import nn
 
 from spectral_dp import BlockCirculantLinear, SpectralConfig, audit
 from spectral_dp.audit.targets.noise_control import Script
-from spectral_dp.gradients import Spectral
-from spectral_dp.mechanism.filters import PaperBand
+from spectral_dp.gradients import LayerConfig
+from spectral_dp.mechanism.filters import PaperBandFilter
 
 FAR = dataclasses.replace(small.CLAIM, max_grad_norm=1e6)  # nothing is clipped
 
@@ -113,7 +113,7 @@ def test_runs_have_the_claimed_rate_and_noise_of_their_own():
 
 def test_a_run_with_signal_support_may_begin_with_an_empty_batch():
     """Catches a spectrum whose size is learnt from the first sample."""
-    layers = {"0": Spectral(PaperBand(0.5), support="signal")}
+    layers = {"0": LayerConfig(PaperBandFilter(0.5), support="signal")}
     for spectral in (SpectralConfig.paper(), SpectralConfig(layers=layers)):
         target = small.target(spectral=spectral)
         assert len(list(target.run([target.null()] * 20, 2).releases)) == 2

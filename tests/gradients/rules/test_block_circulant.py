@@ -6,29 +6,37 @@ from tests.support.oracle import coordinates, norm_of, relative_error, sample_gr
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spectral_dp.gradients import ModelGradients, Spectral
+from spectral_dp.gradients import LayerConfig, ModelGradients
 from spectral_dp.gradients.rules import block_circulant
 from spectral_dp.gradients.rules import rule as rule_module
 from spectral_dp.gradients.rules.block_circulant import BlockCirculantRule
 from spectral_dp.gradients.rules.rule import find_rule
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
-from spectral_dp.mechanism.filters import Adaptive, Annealed, Filter, Identity, LowPass, PaperBand, Shaped
+from spectral_dp.mechanism.filters import (
+    AdaptiveFilter,
+    AnnealedFilter,
+    Filter,
+    IdentityFilter,
+    LowPassFilter,
+    PaperBandFilter,
+    ShapedFilter,
+)
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.transforms import get_transform
 
 TOLERANCE = 1e-9
 BLOCKS = [1, 2, 3, 7, 8, 10, 16]
 FILTERS = [
-    Identity(),
-    LowPass(0.0),
-    LowPass(0.3),
-    LowPass(0.5),
-    LowPass(0.9),
-    LowPass(0.5, order="clip_then_filter"),
-    PaperBand(0.5),
-    PaperBand(0.75, order="clip_then_filter"),
-    Annealed(0.7, 0.0, 10),
+    IdentityFilter(),
+    LowPassFilter(0.0),
+    LowPassFilter(0.3),
+    LowPassFilter(0.5),
+    LowPassFilter(0.9),
+    LowPassFilter(0.5, order="clip_then_filter"),
+    PaperBandFilter(0.5),
+    PaperBandFilter(0.75, order="clip_then_filter"),
+    AnnealedFilter(0.7, 0.0, 10),
 ]
 
 
@@ -78,24 +86,26 @@ def check(layer, spectral, x, dA, c):
 def test_one_token(path, d, filter):
     """Catches a wrong weight of DC or Nyquist, odd and even d mixed up, a sign of the sine, a lost √d."""
     layer = layer_of(2 * d, 3 * d, d)
-    check(layer, Spectral(filter), *setting(layer, 5))
+    check(layer, LayerConfig(filter), *setting(layer, 5))
 
 
-@pytest.mark.parametrize("filter", [Identity(), LowPass(0.5), LowPass(0.5, order="clip_then_filter")], ids=repr)
+@pytest.mark.parametrize(
+    "filter", [IdentityFilter(), LowPassFilter(0.5), LowPassFilter(0.5, order="clip_then_filter")], ids=repr
+)
 @pytest.mark.parametrize("tokens", [(4,), (2, 3), (40,), (1,)], ids=str)
 @pytest.mark.parametrize("d", [1, 2, 3, 8])
 def test_tokens_are_summed_before_the_norm(path, d, tokens, filter):
     """The sum of the tokens' norms is another number. Few tokens go through Gram matrices, many do not."""
     layer = layer_of(9 * d - (d > 1), 10 * d - (d > 2), d)
-    check(layer, Spectral(filter), *setting(layer, 3, tokens))
+    check(layer, LayerConfig(filter), *setting(layer, 3, tokens))
 
 
 @pytest.mark.parametrize(("n", "m", "d"), [(21, 14, 8), (23, 17, 7), (30, 4, 10), (4, 30, 16), (5, 33, 3), (1, 9, 9)])
 def test_sizes_need_not_be_multiples_of_the_block(path, n, m, d):
     layer = layer_of(n, m, d)
-    for filter in (LowPass(0.0), LowPass(0.4)):
-        check(layer, Spectral(filter), *setting(layer, 4))
-        check(layer, Spectral(filter), *setting(layer, 4, (3,)))
+    for filter in (LowPassFilter(0.0), LowPassFilter(0.4)):
+        check(layer, LayerConfig(filter), *setting(layer, 4))
+        check(layer, LayerConfig(filter), *setting(layer, 4, (3,)))
 
 
 @pytest.mark.parametrize("order", ["same", "only post"])
@@ -109,14 +119,14 @@ def test_shaped_gains(path, d, order):
         post = torch.rand(d)
         post[2] = 0
     layer = layer_of(2 * d + 1, 3 * d - 1, d)
-    check(layer, Spectral(Shaped(pre, post)), *setting(layer, 4))
-    check(layer, Spectral(Shaped(pre, post)), *setting(layer, 4, (3,)))
+    check(layer, LayerConfig(ShapedFilter(pre, post)), *setting(layer, 4))
+    check(layer, LayerConfig(ShapedFilter(pre, post)), *setting(layer, 4, (3,)))
 
 
 def test_a_frequency_may_be_dropped_by_its_pre_gain(path):
     pre = torch.tensor([1.0, 0, 0, 2, 2, 1, 1, 0])
     layer = layer_of(16, 24, 8)
-    check(layer, Spectral(Shaped(pre)), *setting(layer, 4))
+    check(layer, LayerConfig(ShapedFilter(pre)), *setting(layer, 4))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +138,8 @@ def test_only_what_is_trained_counts(path, bias, frozen):
         getattr(layer, name).requires_grad_(False)
     x, dA, c = setting(layer, 4, (2,))
     if any(p.requires_grad for p in layer.parameters()):
-        return check(layer, Spectral(LowPass(0.5)), x, dA, c)
-    rule = BlockCirculantRule(layer, Spectral(LowPass(0.5)))
+        return check(layer, LayerConfig(LowPassFilter(0.5)), x, dA, c)
+    rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.5)))
     assert rule.clipped_sum(x, dA, c) == rule.per_sample(x, dA) == {}
     assert torch.equal(rule.squared_norms(x, dA), torch.zeros(4, dtype=torch.float64))
 
@@ -137,8 +147,8 @@ def test_only_what_is_trained_counts(path, bias, frozen):
 @pytest.mark.parametrize("tokens", [(), (3,)], ids=str)
 def test_batches_of_one_and_of_none(path, tokens):
     layer = layer_of(16, 24, 8)
-    check(layer, Spectral(LowPass(0.5)), *setting(layer, 1, tokens))
-    rule = BlockCirculantRule(layer, Spectral(LowPass(0.5)))
+    check(layer, LayerConfig(LowPassFilter(0.5)), *setting(layer, 1, tokens))
+    rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.5)))
     x, dA, c = setting(layer, 0, tokens)
     assert rule.squared_norms(x, dA).shape == (0,)
     sums = rule.clipped_sum(x, dA, c)
@@ -148,12 +158,14 @@ def test_batches_of_one_and_of_none(path, tokens):
     assert len(rule.per_sample(x, dA)["weight"]) == 0
 
 
-@pytest.mark.parametrize("filter", [Identity(), LowPass(0.5), PaperBand(0.5), Adaptive(0.2)], ids=repr)
+@pytest.mark.parametrize(
+    "filter", [IdentityFilter(), LowPassFilter(0.5), PaperBandFilter(0.5), AdaptiveFilter(0.2)], ids=repr
+)
 @pytest.mark.parametrize("d", [1, 7, 8])
 def test_the_gradient_is_the_filtered_gradient(path, d, filter):
     """With c = 1 and no noise, what comes out is the plain gradient projected to the kept frequencies."""
     layer = layer_of(2 * d + 1, 3 * d - 1, d)
-    rule = BlockCirculantRule(layer, Spectral(filter))
+    rule = BlockCirculantRule(layer, LayerConfig(filter))
     x, dA, _ = setting(layer, 6)
     sums = rule.clipped_sum(x, dA, torch.ones(6))
     (layer(x) * dA).sum().backward()
@@ -189,7 +201,9 @@ def hostile_samples(layer, T):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("T", [1, 4, 64, 4000])
-@pytest.mark.parametrize("filter", [Identity(), LowPass(0.5), LowPass(0.5, order="clip_then_filter")], ids=repr)
+@pytest.mark.parametrize(
+    "filter", [IdentityFilter(), LowPassFilter(0.5), LowPassFilter(0.5, order="clip_then_filter")], ids=repr
+)
 @pytest.mark.parametrize("d", [1, 2, 7, 8])
 def test_no_sample_contributes_more_than_the_bound(path, d, filter, T, dtype):
     """The neighbour check: whatever a record is, adding it moves the sums by at most C.
@@ -199,7 +213,7 @@ def test_no_sample_contributes_more_than_the_bound(path, d, filter, T, dtype):
     """
     C = 0.5
     layer = BlockCirculantLinear(6 * d, 5 * d, d, dtype=dtype)
-    rule = BlockCirculantRule(layer, Spectral(filter))
+    rule = BlockCirculantRule(layer, LayerConfig(filter))
     for name, x, dA in hostile_samples(layer, T):
         c = clip_factors(rule.squared_norms(x, dA).double().sqrt(), C)
         moved = rule.clipped_sum(x, dA, c)
@@ -214,7 +228,7 @@ def test_control_a_sum_of_other_numbers_than_the_norm_is_caught(monkeypatch):
     def some_draws():
         for seed in range(20):
             torch.manual_seed(seed)
-            test_no_sample_contributes_more_than_the_bound(None, 2, LowPass(0.5), 4000, torch.float32)
+            test_no_sample_contributes_more_than_the_bound(None, 2, LowPassFilter(0.5), 4000, torch.float32)
 
     with pytest.raises(AssertionError, match="tokens"):
         some_draws()
@@ -251,7 +265,7 @@ def test_no_per_sample_gradient_is_stored(monkeypatch, tokens, short_block):
     B, n, m, d = 64, 128, 256, 4
     layer = layer_of(n, m, d)
     x, dA, c = setting(layer, B, tokens)
-    seen = allocations(BlockCirculantRule(layer, Spectral(LowPass(0.0))), x, dA, c)
+    seen = allocations(BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.0))), x, dA, c)
     assert max(seen.sizes) < B * layer.weight.numel() / 4
     assert max(seen.sizes) <= max(2 * dA.numel(), 2 * layer.weight.numel())
 
@@ -274,7 +288,7 @@ def test_many_tokens_make_the_gradients_smaller_than_themselves():
     """Then they are formed, once: one product for every chunk of samples, and nothing larger than the tokens."""
     layer = layer_of(64, 64, 8)
     x, dA, c = setting(layer, 64, (64,))
-    rule = BlockCirculantRule(layer, Spectral(LowPass(0.0)))
+    rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.0)))
     assert rule._forms(dA)
     assert not rule._forms(dA[:, :1])
     seen = allocations(rule, x, dA, c)
@@ -286,9 +300,11 @@ def test_many_tokens_make_the_gradients_smaller_than_themselves():
 def test_dropped_frequencies_cost_nothing():
     """Of 16 coordinates 3 are kept: 4 products instead of 23. In the paper's order the norm still needs them all."""
     layer = layer_of(256, 256, 16)
-    filters = LowPass(0.0), LowPass(0.75), LowPass(0.75, order="clip_then_filter")
+    filters = LowPassFilter(0.0), LowPassFilter(0.75), LowPassFilter(0.75, order="clip_then_filter")
     x, dA, c = setting(layer, 64)
-    everything, some, more = (allocations(BlockCirculantRule(layer, Spectral(f)), x, dA, c).products for f in filters)
+    everything, some, more = (
+        allocations(BlockCirculantRule(layer, LayerConfig(f)), x, dA, c).products for f in filters
+    )
     assert some < everything / 5
     assert some < more < everything
 
@@ -296,14 +312,14 @@ def test_dropped_frequencies_cost_nothing():
 def test_frozen_parameters_cost_nothing():
     layer = layer_of(32, 32, 8)
     layer.weight.requires_grad_(False)
-    seen = allocations(BlockCirculantRule(layer, Spectral(LowPass(0.5))), *setting(layer, 4))
+    seen = allocations(BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.5))), *setting(layer, 4))
     assert seen.products == 0
     assert max(seen.sizes) <= 4 * 32
 
 
 def test_activations_of_autocast_are_computed_in_the_precision_of_the_weight(path):
     layer = BlockCirculantLinear(16, 24, 8)
-    rule = BlockCirculantRule(layer, Spectral(LowPass(0.5)))
+    rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.5)))
     x, dA, c = torch.randn(4, 16).bfloat16(), torch.randn(4, 24).bfloat16(), torch.rand(4, dtype=torch.float64)
     norms, sums = rule.squared_norms(x, dA), rule.clipped_sum(x, dA, c)
     assert sums["weight"].dtype == sums["bias"].dtype == torch.float32
@@ -314,7 +330,7 @@ def test_activations_of_autocast_are_computed_in_the_precision_of_the_weight(pat
 def test_gains_follow_the_step(path):
     """Frequencies chosen once and for all would release the wrong ones under a schedule."""
     layer = layer_of(16, 24, 8)
-    rule = BlockCirculantRule(layer, Spectral(Annealed(0.8, 0.0, 10)))
+    rule = BlockCirculantRule(layer, LayerConfig(AnnealedFilter(0.8, 0.0, 10)))
     x, dA, c = setting(layer, 4)
     few, norms = rule.clipped_sum(x, dA, c)["weight"], rule.squared_norms(x, dA)
     rule.begin_step(10)
@@ -348,7 +364,7 @@ def test_is_registered():
 def test_other_transforms_are_refused(transform):
     """Only in Fourier space is the gradient rank one per frequency: norms would be wrong, not slow."""
     with pytest.raises(ValueError, match=f"Fourier.*'{transform}'"):
-        BlockCirculantRule(layer_of(8, 8, 4), Spectral(LowPass(0.5), transform=transform))
+        BlockCirculantRule(layer_of(8, 8, 4), LayerConfig(LowPassFilter(0.5), transform=transform))
 
 
 class FromStepFive(Filter):
@@ -363,7 +379,7 @@ class FromStepFive(Filter):
 
 def test_gains_that_were_refused_once_are_refused_again():
     """Else norms would be of the old gains and sums of the new ones, which are up to twenty times as large."""
-    rule = BlockCirculantRule(layer_of(16, 16, 8), Spectral(FromStepFive()))
+    rule = BlockCirculantRule(layer_of(16, 16, 8), LayerConfig(FromStepFive()))
     for _ in range(2):
         with pytest.raises(ValueError, match="average each pair"):
             rule.begin_step(5)
@@ -373,7 +389,7 @@ def test_gains_of_a_filter_are_its_own():
     """Changed from outside, they would differ from what was made of them."""
     pre = torch.ones(8, dtype=torch.float64)
     layer = layer_of(16, 16, 8)
-    rule = BlockCirculantRule(layer, Spectral(Shaped(pre, pre)))
+    rule = BlockCirculantRule(layer, LayerConfig(ShapedFilter(pre, pre)))
     x, dA, c = setting(layer, 4)
     before = rule.squared_norms(x, dA), rule.clipped_sum(x, dA, c)["weight"]
     pre.mul_(10)
@@ -385,4 +401,4 @@ def test_pre_gains_that_split_a_frequency_are_refused():
     pre = torch.ones(8)
     pre[4] = 0.5
     with pytest.raises(ValueError, match=r"per frequency.*0\.5.*average each pair"):
-        BlockCirculantRule(layer_of(8, 8, 8), Spectral(Shaped(pre)))
+        BlockCirculantRule(layer_of(8, 8, 8), LayerConfig(ShapedFilter(pre)))

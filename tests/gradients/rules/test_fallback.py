@@ -10,7 +10,7 @@ from tests.gradients.test_model import TOLERANCE, check, run
 from tests.support.oracle import norm_of, relative_error, sample_gradients
 from torch import nn
 
-from spectral_dp.gradients import ModelGradients, RecordedBatch, Rule, register
+from spectral_dp.gradients import ModelGradients, RecordedBatch, Rule, register_rule
 from spectral_dp.gradients.rules import rerun as rerun_module
 from spectral_dp.gradients.rules.rule import _RULES, Formed
 from spectral_dp.mechanism.clipping import clip_factors
@@ -72,7 +72,7 @@ class TestSamplesThatAreLeftOut:
         class Head(self.Cosine):
             pass
 
-        @register(Head)
+        @register_rule(Head)
         class HeadRule(Rule[Head]):
             def squared_norms(self, x, dA):
                 return self.per_sample(x, dA)["weight"].square().sum(1)

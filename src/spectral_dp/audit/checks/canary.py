@@ -71,7 +71,7 @@ class Flock:
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class CanaryScores:
     """Scores of one step, in deviations of the claimed noise, with the layer and class of each."""
 
     values: NDArray[np.float64]
@@ -80,7 +80,7 @@ class Scores:
     kinds: NDArray[np.str_]
 
     @classmethod
-    def pooled(cls, parts: Iterable[Scores]) -> Scores:
+    def pooled(cls, parts: Iterable[CanaryScores]) -> CanaryScores:
         """Scores of several flocks together."""
         parts = list(parts)
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
@@ -114,7 +114,7 @@ def flocks(
     return [flock for flock in made if flock.canaries]
 
 
-def one_step_scores(target: Target, flock: Flock, rounds: int, coins: np.random.Generator) -> Scores:
+def one_step_scores(target: Target, flock: Flock, rounds: int, coins: np.random.Generator) -> CanaryScores:
     """Releases batches in which every canary takes part by a fair coin; for replace-one, it or its opposite does."""
     values, included = [], []
     for _ in range(rounds):
@@ -126,10 +126,10 @@ def one_step_scores(target: Target, flock: Flock, rounds: int, coins: np.random.
         included.append(heads)
     layers = np.tile([c.layer for c in flock.canaries], rounds)
     kinds = np.tile([c.kind for c in flock.canaries], rounds)
-    return Scores(np.concatenate(values), np.concatenate(included), layers, kinds)
+    return CanaryScores(np.concatenate(values), np.concatenate(included), layers, kinds)
 
 
-def one_step(scores: Scores, target: Target, confidence: float, seconds: float) -> Verdict:
+def one_step(scores: CanaryScores, target: Target, confidence: float, seconds: float) -> Verdict:
     """Judges scores of single steps by the trade-off of the Gaussian mechanism."""
     claim = target.claim
     with timed() as watch:

@@ -23,7 +23,7 @@ from spectral_dp.audit.targets.noise_control import Script, ScriptedSource
 from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
 from spectral_dp.mechanism.clipping import NonFiniteWarning
-from spectral_dp.mechanism.filters import Identity, LowPass, PaperBand, Shaped
+from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter
 from spectral_dp.training import sampling
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.engine import PrivacyEngine
@@ -34,7 +34,7 @@ from spectral_dp.training.sampling import PoissonLoader
 CAPACITY, TIMES_EXPECTED = 1 << 16, 4
 
 #: Filters whose gains are the same at every step.
-STEADY = (Identity, LowPass, PaperBand, Shaped)
+STEADY = (IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter)
 
 
 class SpectralTarget(ModelTarget):

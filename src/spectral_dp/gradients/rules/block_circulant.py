@@ -28,22 +28,22 @@ from torch import Tensor
 from spectral_dp.gradients.norms import bias_norms, squares, token_norms
 from spectral_dp.gradients.rules.rule import (
     Formed,
+    LayerConfig,
     Rule,
-    Spectral,
     as_tokens,
     in_chunks,
     merge_tokens,
     over_tokens,
-    register,
+    register_rule,
     weigh,
 )
-from spectral_dp.layers import SHORT_BLOCK, Band, BlockCirculantLinear, bilinear, on_blocks, to_blocks
+from spectral_dp.layers import SHORT_BLOCK, BlockCirculantLinear, FrequencyBand, bilinear, on_blocks, to_blocks
 from spectral_dp.mechanism.clipping import underflow
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.transforms import TransformName
 
 
-@register(BlockCirculantLinear, parameters=["weight", "bias"])
+@register_rule(BlockCirculantLinear, parameters=["weight", "bias"])
 class BlockCirculantRule(Rule[BlockCirculantLinear]):
     """Rule of :class:`~spectral_dp.layers.BlockCirculantLinear`; its ``weight`` coefficients are ``(p, q, M)``."""
 
@@ -52,7 +52,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
     #: The gains that all of the following were made for, once they have been checked.
     _prepared: tuple[Gains | None] | None = None
 
-    def __init__(self, module: BlockCirculantLinear, spectral: Spectral) -> None:
+    def __init__(self, module: BlockCirculantLinear, spectral: LayerConfig) -> None:
         if spectral.transform not in (None, "fourier"):
             known = f"a block-circulant layer is diagonal in the Fourier basis, not in that of {spectral.transform!r}"
             raise ValueError(f"{known}: leave the transform out for this layer")
@@ -75,8 +75,8 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
                 "cosine and sine of a frequency apart: average each pair (post-gains may differ)"
             )
         index = range(d) if self.gains is None else self.gains.index.tolist()
-        self._kept = Band.of(d, sorted({(i + 1) // 2 for i in index}))
-        self._counted = _, singles, pairs = Band.of(d, a.nonzero().flatten().tolist())
+        self._kept = FrequencyBand.of(d, sorted({(i + 1) // 2 for i in index}))
+        self._counted = _, singles, pairs = FrequencyBand.of(d, a.nonzero().flatten().tolist())
         w = torch.tensor([1] * len(singles) + [2] * len(pairs))
         self._norm_weights = d * w * a[[*singles, *pairs]].square()
         self._prepared = (self.gains,)
@@ -186,7 +186,7 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         return to_blocks(x.flatten(0, 1), d), to_blocks(dA.flatten(0, 1), d)
 
 
-def _lengths(blocks: Tensor, band: Band) -> tuple[Tensor, Tensor]:
+def _lengths(blocks: Tensor, band: FrequencyBand) -> tuple[Tensor, Tensor]:
     """``||X(f)||``, ``(N, F)``, and how large it can be for all that rounding did to it."""
     if band.d <= SHORT_BLOCK:
         ones, twos = len(band.singles), len(band.pairs)
@@ -205,7 +205,7 @@ def _onto(projection: Tensor | None, V: Tensor) -> Tensor:
     return V.T if projection is None else projection @ V.T
 
 
-def _short_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor, projection: Tensor | None) -> Tensor:
+def _short_sum(band: FrequencyBand, x: Tensor, dA: Tensor, c: Tensor, projection: Tensor | None) -> Tensor:
     """Coordinates of ``Σ_n c_n g_n``, ``(p, q, M)``: the projection of ``V^t Σ_n c_n (C dA_n) (A x_n)``."""
     A, V, C = bilinear(band, dA.dtype, dA.device)
     x, dA = weigh(on_blocks(A, x), on_blocks(C, dA), c)
@@ -213,7 +213,7 @@ def _short_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor, projection: Tensor 
     return (products.flatten(1).T @ _onto(projection, V).T).unflatten(0, products.shape[1:])
 
 
-def _long_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+def _long_sum(band: FrequencyBand, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
     X, D = weigh(_spectrum(x, band), _spectrum(dA, band), c)
     products = torch.bmm(D.permute(2, 1, 0).conj_physical(), X.permute(2, 0, 1))  # (F, p, q)
     G = products.new_zeros(*products.shape[1:], band.d // 2 + 1)
@@ -221,7 +221,7 @@ def _long_sum(band: Band, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
     return torch.fft.irfft(G, n=band.d, norm="forward")  # √d, and the orthonormal inverse
 
 
-def _spectrum(blocks: Tensor, band: Band) -> Tensor:
+def _spectrum(blocks: Tensor, band: FrequencyBand) -> Tensor:
     """``(N, n, d) -> (N, n, F)``, complex."""
     if not len(blocks):  # MKL refuses to transform none
         return _spectrum(blocks.new_zeros(1, *blocks.shape[1:]), band)[:0]

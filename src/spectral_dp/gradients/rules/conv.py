@@ -20,7 +20,7 @@ from spectral_dp.gradients.norms import bias_norms
 from spectral_dp.gradients.rules import conv_norms
 from spectral_dp.gradients.rules.conv_norms import ConvGeometry, explicitly_padded
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
-from spectral_dp.gradients.rules.rule import Formed, Rule, Spectral, register
+from spectral_dp.gradients.rules.rule import Formed, LayerConfig, Rule, register_rule
 
 
 class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
@@ -107,8 +107,8 @@ class KernelConvRule(Rule[nn.Conv1d | nn.Conv2d]):
         )
 
 
-@register(nn.Conv1d, nn.Conv2d, parameters=["weight", "bias"])
-def conv_rule(module: nn.Conv1d | nn.Conv2d, spectral: Spectral) -> Rule[Any]:
+@register_rule(nn.Conv1d, nn.Conv2d, parameters=["weight", "bias"])
+def conv_rule(module: nn.Conv1d | nn.Conv2d, spectral: LayerConfig) -> Rule[Any]:
     """The rule of a convolution with the support that is asked for."""
     return (SignalConvRule if spectral.support == "signal" else KernelConvRule)(module, spectral)
 

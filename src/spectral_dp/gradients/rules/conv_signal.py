@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from spectral_dp.gradients.norms import bias_norms, outer_norms, squares, transform_error
 from spectral_dp.gradients.rules.conv_norms import explicitly_padded
-from spectral_dp.gradients.rules.rule import Rule, Spectral
+from spectral_dp.gradients.rules.rule import LayerConfig, Rule
 from spectral_dp.mechanism.transforms import Fourier
 
 
@@ -33,12 +33,12 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
     """Rule of ``nn.Conv1d`` and ``nn.Conv2d`` with the paper's support; Fourier only.
 
     The size of the spectrum is that of the padded input: taken from the ``input_layout`` ``(C, H, W)`` of its
-    :class:`Spectral`, or from the first input seen, and fixed from then on.
+    :class:`LayerConfig`, or from the first input seen, and fixed from then on.
     """
 
     default_transform = "fourier"
 
-    def __init__(self, module: nn.Conv1d | nn.Conv2d, spectral: Spectral) -> None:
+    def __init__(self, module: nn.Conv1d | nn.Conv2d, spectral: LayerConfig) -> None:
         self._size: tuple[int, ...] | None = None
         self._step = 0
         layout = spectral.input_layout

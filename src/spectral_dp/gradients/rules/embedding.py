@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.norms import rounded_up
-from spectral_dp.gradients.rules.rule import Rule, Spectral, as_tokens, register, scale
+from spectral_dp.gradients.rules.rule import LayerConfig, Rule, as_tokens, register_rule, scale
 
 
-@register(nn.Embedding, parameters=["weight"])
+@register_rule(nn.Embedding, parameters=["weight"])
 class EmbeddingRule(Rule[nn.Embedding]):
     """Rule of ``nn.Embedding``; its ``weight`` coefficients are the table's gradient ``(V, E)``, unfiltered."""
 
-    def __init__(self, module: nn.Embedding, spectral: Spectral) -> None:
+    def __init__(self, module: nn.Embedding, spectral: LayerConfig) -> None:
         if module.scale_grad_by_freq:
             raise ValueError("scale_grad_by_freq weighs gradients by what other samples hold: set it to False")
         if module.max_norm is not None:

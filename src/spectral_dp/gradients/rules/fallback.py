@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from spectral_dp.gradients.recording.recorder import Call
 from spectral_dp.gradients.rules.rerun import NotPerSampleError, Rerun, State, left_as_it_was
-from spectral_dp.gradients.rules.rule import FormedRule, Spectral, differences
+from spectral_dp.gradients.rules.rule import FormedRule, LayerConfig, differences
 
 #: How far (relative to the largest) outputs of one sample alone may be from those in its batch, computed alike.
 _ALONE = 1e-3
@@ -32,13 +32,13 @@ class FallbackRule(FormedRule[nn.Module]):
     module that gives a sample another output when it is run again, alone, than in its batch is refused.
     """
 
-    def __init__(self, module: nn.Module, spectral: Spectral) -> None:
+    def __init__(self, module: nn.Module, spectral: LayerConfig) -> None:
         super().__init__(module, spectral)
         different = differences(module)
         self._warn_once(
             f"no rule for {self._name}{f', which has {different} of its own' if different else ''}: its "
             "per-sample gradients are computed by running it again under torch.func, which is exact but slower. "
-            "Register a rule for it (spectral_dp.gradients.register), or move its own parameters into standard layers"
+            "Register a rule for it (spectral_dp.gradients.register_rule), or use standard layers for its parameters"
         )
 
     @property
@@ -68,7 +68,7 @@ class FallbackRule(FormedRule[nn.Module]):
                 f"{self._name} gives a sample another output when it is run again, alone, than in its batch: it mixes "
                 "them, draws random numbers, remembers earlier forward passes (a counter, a hidden state), or was "
                 "given an argument that samples share and that is as long as the batch (keep it in a buffer). Build it "
-                "from standard layers, or register a rule for it (spectral_dp.gradients.register)"
+                "from standard layers, or register a rule for it (spectral_dp.gradients.register_rule)"
             )
         if not bool(differ.any()):
             return gradients
@@ -104,12 +104,12 @@ class FallbackRule(FormedRule[nn.Module]):
         except Exception as error:
             raise RuntimeError(
                 f"cannot run {self._name} one sample at a time ({error}): build it from standard layers, or register a "
-                "rule for it (spectral_dp.gradients.register)"
+                "rule for it (spectral_dp.gradients.register_rule)"
             ) from error
         self._warn_once(
             f"torch.func cannot run the samples of {self._name} side by side: they are run one after the other, which "
             "is exact but much slower. Build it from standard layers, or register a rule for it "
-            "(spectral_dp.gradients.register)"
+            "(spectral_dp.gradients.register_rule)"
         )
         return result
 

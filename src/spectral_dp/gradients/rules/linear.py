@@ -17,14 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.norms import bias_norms, token_norms, transform_error
-from spectral_dp.gradients.rules.rule import Rule, Spectral, as_tokens, merge_tokens, over_tokens, register, weigh
+from spectral_dp.gradients.rules.rule import (
+    LayerConfig,
+    Rule,
+    as_tokens,
+    merge_tokens,
+    over_tokens,
+    register_rule,
+    weigh,
+)
 
 
-@register(nn.Linear, parameters=["weight", "bias"])
+@register_rule(nn.Linear, parameters=["weight", "bias"])
 class LinearRule(Rule[nn.Linear]):
     """Rule of ``nn.Linear``; its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
 
-    def __init__(self, module: nn.Linear, spectral: Spectral) -> None:
+    def __init__(self, module: nn.Linear, spectral: LayerConfig) -> None:
         layout = spectral.input_layout
         if layout is not None and (not 1 <= len(layout) <= 3 or math.prod(layout) != module.in_features):
             raise ValueError(

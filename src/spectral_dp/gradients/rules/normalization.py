@@ -11,12 +11,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients.rules.rule import FormedRule, register
+from spectral_dp.gradients.rules.rule import FormedRule, register_rule
 
 Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d | nn.RMSNorm
 
 
-@register(
+@register_rule(
     nn.LayerNorm,
     nn.GroupNorm,
     nn.InstanceNorm1d,

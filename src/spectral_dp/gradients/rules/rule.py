@@ -10,7 +10,7 @@ The per-sample gradient ``g_b`` of a layer is never released. What leaves a rule
 ``z_b = a * (T g_b)`` (``perturbation.py``), and the squared norms ``||z_b||²`` from which the ``c_b`` are made. Weight
 and bias of a layer are one block: their squared norms add.
 
-A rule for a layer of your own is a subclass of :class:`Rule`, registered with :func:`register`.
+A rule for a layer of your own is a subclass of :class:`Rule`, registered with :func:`register_rule`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from spectral_dp.gradients.kinds import Behaviour, behaviour, overrides
 from spectral_dp.mechanism.clipping import row_norms
-from spectral_dp.mechanism.filters import Filter, Identity
+from spectral_dp.mechanism.filters import Filter, IdentityFilter
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.transforms import Transform, TransformName, get_transform
 
@@ -37,7 +37,7 @@ Support = Literal["kernel", "signal"]
 
 
 @dataclass(frozen=True)
-class Spectral:
+class LayerConfig:
     """What is released of one layer.
 
     Attributes:
@@ -49,7 +49,7 @@ class Spectral:
             flattened into their input. Their gradient is then filtered over the spectrum of that input.
     """
 
-    filter: Filter = field(default_factory=Identity)
+    filter: Filter = field(default_factory=IdentityFilter)
     transform: TransformName | None = None
     support: Support = "kernel"
     input_layout: tuple[int, ...] | None = None
@@ -71,10 +71,10 @@ class Rule(ABC, Generic[Module]):
             either, since without a filter an orthonormal transform changes nothing.
     """
 
-    #: Transform used where the layer's :class:`Spectral` names none.
+    #: Transform used where the layer's :class:`LayerConfig` names none.
     default_transform: ClassVar[TransformName] = "dct"
 
-    def __init__(self, module: Module, spectral: Spectral) -> None:
+    def __init__(self, module: Module, spectral: LayerConfig) -> None:
         self.module = module
         self.spectral = spectral
         self.transform: Transform = get_transform(spectral.transform or self.default_transform)
@@ -86,7 +86,7 @@ class Rule(ABC, Generic[Module]):
     def begin_step(self, step: int) -> None:
         """Fixes the gains of a step, before it reads any data."""
         filter, shape = self.spectral.filter, self.coordinate_shape()
-        if isinstance(filter, Identity):
+        if isinstance(filter, IdentityFilter):
             return
         if shape is None:
             raise ValueError(
@@ -227,12 +227,14 @@ class Rule(ABC, Generic[Module]):
         return z[..., self.gains.kept.flatten()[self.gains.counted.flatten()].to(z.device)]
 
 
-_RULES: dict[type[nn.Module], Callable[[Any, Spectral], Rule[Any]]] = {}
+_RULES: dict[type[nn.Module], Callable[[Any, LayerConfig], Rule[Any]]] = {}
 _KINDS: dict[type[nn.Module], tuple[Behaviour, frozenset[str] | None]] = {}
-RuleType = TypeVar("RuleType", bound=Callable[[Any, Spectral], Rule[Any]])
+RuleType = TypeVar("RuleType", bound=Callable[[Any, LayerConfig], Rule[Any]])
 
 
-def register(*module_types: type[nn.Module], parameters: Iterable[str] | None = None) -> Callable[[RuleType], RuleType]:
+def register_rule(
+    *module_types: type[nn.Module], parameters: Iterable[str] | None = None
+) -> Callable[[RuleType], RuleType]:
     """Registers a rule (or a function that returns one) for these kinds of layer; the latest registration wins.
 
     A subclass of a registered layer uses its rule too, unless it overrides something that ``forward`` uses.
@@ -254,7 +256,7 @@ def register(*module_types: type[nn.Module], parameters: Iterable[str] | None = 
     return decorate
 
 
-def find_rule(module: nn.Module) -> Callable[[Any, Spectral], Rule[Any]] | None:
+def find_rule(module: nn.Module) -> Callable[[Any, LayerConfig], Rule[Any]] | None:
     """Returns the registered rule of a layer; None if there is none, or the layer is not what the rule is for."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     return None if kind is None or differences(module) else _RULES[kind]
