@@ -277,6 +277,20 @@ def test_epsilon_never_falls_beside_the_level_where_kinds_are_merged(start, widt
     assert _falls([*([loud] if loud else []), *schedule][: coarsening.MAX_KINDS], added, "pld", ADD) <= 1e-6
 
 
+@pytest.mark.parametrize("relation", list(Relation))
+def test_next_to_no_noise_in_all_stays_so_when_a_sampled_step_is_added(relation):
+    """Catches unsampled steps that are looked at one by one: together they left no noise, and epsilon was infinite."""
+    unsampled = [(0.0101, 1.0, 10_300)]
+    assert _ledger(*unsampled, relation=relation).epsilon(1e-5) == math.inf
+    assert _ledger(*unsampled, (1.0, 0.01, 1), relation=relation).epsilon(1e-5) == math.inf
+
+
+def test_the_interval_does_not_depend_on_the_steps_by_a_rounding_error():
+    """Catches a variance that is multiplied by the steps and divided again: one step more halved the interval."""
+    sigma = 10.264346498351937
+    assert _falls([(sigma, 0.05, 13_653)], [(sigma, 0.05, 1)], "pld", ADD) <= 0
+
+
 def test_a_finer_grid_for_less_variance_would_let_epsilon_fall(monkeypatch):
     """Negative control: intervals from the mean variance, as they were, shrink when quiet steps are added."""
     loud, quiet = [(0.8, 0.02, 300)], [(8.0, 0.003, 40)]

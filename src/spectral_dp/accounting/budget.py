@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from spectral_dp.accounting import Accountant, Ledger, Phase
 from spectral_dp.accounting.coarsening import MAX_KINDS, Cell, Kind, cells_of, coarsened, counted_as
+from spectral_dp.accounting.composition import ROUNDING
 from spectral_dp.accounting.privacy_loss import (
     MAX_STEPS,
     check_accountant,
@@ -21,6 +22,7 @@ from spectral_dp.relations import Relation
 _MARGIN, _MARGIN_UNSAMPLED = 3e-4, 3e-3  # of epsilon, that an allowance leaves unused (see Allowance)
 _CLASSES = 7  # the level of the grid that tells classes of steps apart: of spacing 1/8
 _LEAST_NOISE = 1e-3  # steps with less are decided one by one
+_ERRORS_OF_KINDS = 8 * ROUNDING * MAX_KINDS  # what composing so many kinds may take from delta, tails included
 
 
 class BudgetExhausted(RuntimeError):
@@ -87,8 +89,10 @@ class Budget:
             self._warned = True
             warnings.warn(f"{message}, and training goes on: get_epsilon tells what it costs", stacklevel=6)
 
-    def _spent(self, phases: tuple[Phase, ...], relation: Relation, least_level: int = 0) -> float:
-        spent = spending(phases, self.accountant, relation, least_level).epsilon(self.delta)
+    def _spent(self, phases: tuple[Phase, ...], relation: Relation) -> float:
+        return self._noted(phases, spending(phases, self.accountant, relation).epsilon(self.delta))
+
+    def _noted(self, phases: tuple[Phase, ...], spent: float) -> float:
         if spent <= self.epsilon:
             self._variance_per_epsilon = sum(map(loss_variance, phases)) / max(spent, self.epsilon / 8)
         return spent
@@ -97,7 +101,8 @@ class Budget:
         self, phases: tuple[Phase, ...], step: Phase, relation: Relation, before: Allowance | None
     ) -> Allowance | None:
         """Returns an allowance for this step and more like it and those before it, or None if it is hard to tell."""
-        if step.noise_multiplier < _LEAST_NOISE:
+        delta = self.delta - _ERRORS_OF_KINDS
+        if step.noise_multiplier < _LEAST_NOISE or delta <= 0 or _counts_as_unsampled(step):
             return None
         own = counted_as(step[:2], _CLASSES)
         seen = {**(before.seen if before else {})}
@@ -114,9 +119,9 @@ class Budget:
             sampled = {phase[:2]: 1 for phase in (*ahead, step) if phase.sample_rate < 1}
             level, _ = coarsened(sampled)
             with suppress(ValueError):  # a delta lost in the rounding errors of so many steps
-                spent = self._spent(ahead, relation, level)
+                spent = self._noted(ahead, spending(ahead, self.accountant, relation, level).epsilon(delta))
                 if self.accountant == "pld" and sampled and spent <= self.epsilon:
-                    spent = max(spent, with_more_kinds(spent, self.delta, ahead, relation, level) / (1 + margin))
+                    spent = max(spent, with_more_kinds(spent, delta, ahead, relation, level) / (1 + margin))
                 if spent * (1 + margin) <= self.epsilon:
                     return Allowance(phases, classes, level, frozenset(cells_of(sampled, level)), {})
         return None
@@ -140,7 +145,7 @@ class Allowance(NamedTuple):
     def after(self, phases: tuple[Phase, ...]) -> Allowance | None:
         """Returns what is left for a ledger of these phases; None if it does not continue ours, or goes further."""
         new = _beyond(self.phases, phases)
-        if new is None or any(phase.noise_multiplier < _LEAST_NOISE for phase in new):
+        if new is None or any(phase.noise_multiplier < _LEAST_NOISE or _counts_as_unsampled(phase) for phase in new):
             return None
         left, seen = dict(self.left), dict(self.seen)
         for phase in new:
@@ -148,7 +153,7 @@ class Allowance(NamedTuple):
             seen[own] = seen.get(own, 0) + phase.steps
             needed = phase.steps
             for kind in sorted(left, key=lambda kind: kind != own):  # its own class first, or one that spends more
-                if kind[0] <= sigma and kind[1] >= rate:
+                if kind[0] <= sigma and kind[1] >= rate and (kind[1] == 1) == (rate == 1):
                     taken = min(needed, left[kind])
                     left[kind] -= taken
                     needed -= taken
@@ -158,6 +163,11 @@ class Allowance(NamedTuple):
         if len(cells) > MAX_KINDS:
             return None
         return Allowance(phases, left, self.level, cells, seen)
+
+
+def _counts_as_unsampled(phase: Phase) -> bool:
+    """Whether a sampled step is of a class without sampling, which is composed exactly, while the step is not."""
+    return phase.sample_rate < 1 and counted_as(phase[:2], _CLASSES)[1] == 1
 
 
 def _beyond(before: tuple[Phase, ...], after: tuple[Phase, ...]) -> tuple[Phase, ...] | None:

@@ -9,6 +9,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
@@ -79,6 +80,8 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
     if min(phase.noise_multiplier for phase in phases) < least:
         return Spending(lambda _: math.inf, lambda _: 1.0)
     phases, level = gathered(phases, least, least_level)
+    if phases[0].noise_multiplier < _NO_NOISE:  # of all unsampled steps together
+        return Spending(lambda _: math.inf, lambda _: 1.0)
     if accountant == "rdp":
         divergence = sum(phase.steps * _renyi_divergence(*phase[:2]) for phase in phases)
         return Spending(
@@ -158,7 +161,8 @@ def _privacy_losses(phases: Sequence[Phase], relation: Relation, level: int = 0)
 
 
 def _shared_interval(phases: Sequence[Phase], relation: Relation) -> float:
-    total = math.sqrt(sum(map(loss_variance, phases)))
+    # As fractions: rounding errors would depend on how steps are grouped, and could make the interval shrink.
+    total = math.sqrt(sum(phase.steps * Fraction(_step_variance(*phase[:2])) for phase in phases))
     # A kind's sum moved to the common grid gains up to interval²/4 of variance: MAX_KINDS of them 0.01 % of the total.
     return max(_power_of_two(total / 2**9), *(_least_interval(phase, relation) for phase in phases))
 
@@ -182,7 +186,7 @@ def _interval(phase: Phase, relation: Relation) -> float:
     Interval h adds about h²/6 to the variance of every step's loss. With a tenth of its deviation or less, ε comes out
     up to 0.1 % high. Beyond 10^6 steps we give up some of that for time.
     """
-    fine = 0.1 * math.sqrt(loss_variance(phase) / phase.steps) * max(1.0, phase.steps / 1e6) ** 0.25
+    fine = 0.1 * math.sqrt(_step_variance(*phase[:2])) * max(1.0, phase.steps / 1e6) ** 0.25
     return max(_power_of_two(fine), _least_interval(phase, relation))
 
 
@@ -216,9 +220,14 @@ def _sum_of_losses(groups: tuple[tuple[Phase, float], ...], relation: Relation, 
 
 
 def loss_variance(phase: Phase) -> float:
-    """Approximates the second moment of the steps' loss: small losses on the left, rare large ones on the right."""
-    sigma, rate, steps = max(phase.noise_multiplier, _NO_NOISE), phase.sample_rate, phase.steps
-    return steps * min(rate**2 * math.expm1(min(sigma**-2, 700.0)), rate * (sigma**-2 + sigma**-4 / 4))
+    """Approximates the second moment of the steps' loss."""
+    return phase.steps * _step_variance(*phase[:2])
+
+
+def _step_variance(noise_multiplier: float, sample_rate: float) -> float:
+    """Approximates that of one step: small losses on the left, rare large ones on the right."""
+    sigma, rate = max(noise_multiplier, _NO_NOISE), sample_rate
+    return min(rate**2 * math.expm1(min(sigma**-2, 700.0)), rate * (sigma**-2 + sigma**-4 / 4))
 
 
 @lru_cache(maxsize=256)
