@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    default_collate,
+)
 
 from spectral_dp import accounting
 from spectral_dp.accounting import Accountant, Ledger, Phase
@@ -161,7 +168,8 @@ class PrivacyEngine:
                 private,
                 len(loader.dataset),  # type: ignore[arg-type]
                 loader.read,
-                collate_fn=loader.collate_fn,
+                loader.collate,
+                are_alike=loader.collate_fn is default_collate,
                 max_batch_size=max_physical_batch_size if isinstance(loader, PoissonLoader) else loader.batch_size,
                 with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,
             ).batches

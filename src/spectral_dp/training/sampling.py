@@ -74,7 +74,8 @@ class _HandsOut:
     Attributes:
         current: The :class:`PhysicalBatch` handed out last; ``None`` before the first.
         stop_when: Asked before every logical step; ends the iteration if it says so.
-        rehearse: Gives the lists of records to hand out before the first batch, none when there is nothing to rehearse.
+        rehearse: Gives the batches to hand out before the first, each after its size; none when there is nothing to
+            rehearse.
         settle: Told of every batch when the loop comes back for the next one.
     """
 
@@ -85,7 +86,7 @@ class _HandsOut:
     def __init__(self) -> None:
         self.current: PhysicalBatch | None = None
         self.stop_when: Callable[[], bool] = _never
-        self.rehearse: Callable[[], Iterable[list[Any]]] = list
+        self.rehearse: Callable[[], Iterable[tuple[int, Any]]] = list
         self.settle: Callable[[PhysicalBatch], None] = _ignore
 
     def read(self, indices: Sequence[int]) -> list[Any]:
@@ -106,9 +107,12 @@ class _HandsOut:
         self.settle(description)
 
     def _rehearsals(self, step: tuple[int, int]) -> Iterator[Any]:
-        for piece, records in enumerate(self.rehearse()):
-            batch = self.collate_fn(records) if records else self._empty_batch()
-            yield from self._hand_out(batch, PhysicalBatch(len(records), False, step, piece, is_rehearsal=True))
+        for piece, (size, batch) in enumerate(self.rehearse()):
+            yield from self._hand_out(batch, PhysicalBatch(size, False, step, piece, is_rehearsal=True))
+
+    def collate(self, records: list[Any]) -> Any:
+        """Makes a batch of records that were read; without any, one that has the shapes of a batch and no rows."""
+        return self.collate_fn(records) if records else self._empty_batch()
 
     def _empty_batch(self) -> Any:
         one, two = ([self.dataset[0] for _ in range(n)] for n in (1, 2))  # none shared: a collate_fn may change them

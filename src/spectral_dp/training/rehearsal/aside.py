@@ -78,9 +78,19 @@ def is_dropout(module: nn.Module) -> bool:
 
 def seed_everything(seed: int) -> None:
     """Makes what the loop draws next from the global generators the same every time."""
-    torch.manual_seed(seed)
+    if torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)  # in no time: nothing is noted for devices to come
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  # the user's loop may draw from it
+
+
+def generator_states() -> int:
+    """A number that is the same for global generators that will draw the same, and hardly ever for others."""
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+    return hash((*(bytes(s.numpy()) for s in states), random.getstate(), np.asarray(keys).tobytes(), *rest))
 
 
 @contextmanager

@@ -37,6 +37,16 @@ def depends_on_size(met: Meeting | None, views: int) -> str:
     return f"the gradient of a record changes with the number or length of the others: {_where(met, views)}. {_OFF}"
 
 
+def cannot_tell() -> str:
+    """Random numbers are dealt out so that other mates mean other numbers, and no records were found to avoid it."""
+    return (
+        "a record is not the same beside other records, and it cannot be told whether they change it or only which "
+        "random numbers it is given: how many are drawn depends on what records hold, and too few records were found "
+        "that draw alike. Draw them where a record is by itself, in the dataset's __getitem__, or as many for every "
+        f"record. {_OFF}"
+    )
+
+
 def _where(met: Meeting | None, views: int) -> str:
     if met is None:
         return _LOSS

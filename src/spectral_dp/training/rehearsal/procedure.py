@@ -15,10 +15,13 @@ With ``S(X)`` the sum over a batch ``X`` of per-sample gradients, or of their di
   which each pass gets others: a loop that mixes records now and then (``if random() < 0.5``) does so in one of them.
 * **Other mates**: ``S(a + M) - S(b + M) = S(a + N) - S(b + N)``, all batches of one shape, the generators seeded alike.
   Random numbers (dropout) are then the same at every place, so what differs is coupling; unless how many a record
-  draws depends on what it holds, so where they could be at fault this is done again without dropout.
+  draws depends on what it holds, so where they could be at fault this is done again without dropout, and with records
+  that only change places with one that draws as many (see ``twins.py``).
 * **The same in evaluation mode** where the first failed and the second did not: if it holds now, it was dropout.
-* **The same batch in another order**: if that matters, random numbers remain that cannot be silenced (drawn in the
-  loop). Then sizes cannot be compared exactly, and only the scale of the loss is.
+* **The same batch in another order**: if that matters, random numbers remain that cannot be silenced. If they are
+  drawn before the loop has the batch, twins ``a`` and ``b`` come first in batches of other sizes and lengths: where
+  ``a`` was given the same numbers in both, what differs is coupling. Otherwise sizes cannot be compared exactly, and
+  only the scale of the loss is.
 
 Every test takes other records than the one before: a unit that happens to be at its kink cannot make two fail.
 What passes is no proof. A coupling that needs larger batches, special records or other weights is not seen.
@@ -35,23 +38,24 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import default_collate
 
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, held
 from spectral_dp.training.optimizer import PrivateOptimizer
 from spectral_dp.training.rehearsal.aside import (
     aside,
+    generator_states,
     generators_kept,
     in_evaluation_mode,
     is_dropout,
     schedulers_of,
     seed_everything,
 )
-from spectral_dp.training.rehearsal.explanation import depends_on_mates, depends_on_size, wrong_reduction
+from spectral_dp.training.rehearsal.choice import Choice
+from spectral_dp.training.rehearsal.explanation import cannot_tell, depends_on_mates, depends_on_size, wrong_reduction
 from spectral_dp.training.rehearsal.observation import Observation, Sum, mismatch, observe
 from spectral_dp.training.rehearsal.trace import Meeting, Visit, first_difference, traced
+from spectral_dp.training.rehearsal.twins import content, same_but_for_padding
 
 #: The relative difference from which two ways to the same sum disagree: in batches of one shape, where every record
 #: meets the same arithmetic; and in batches of other shapes, where it may be rounded otherwise (and at least so many
@@ -63,8 +67,6 @@ _LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
 # Of which the first number that each global generator draws (between 0 and 1) is small, large, or in between: what a
 # loop does with some probability happens in one of the passes.
 _SMALL_DRAW, _LARGE_DRAW, *_BETWEEN = 49521, 27206, 16609, 37943
-
-_CANDIDATES = 48  # records among which the longest is looked for, where records can differ in length
 
 
 Quiet: TypeAlias = Literal["none", "dropout", "all"]
@@ -86,6 +88,14 @@ class _Pass(NamedTuple):
     quiet: Quiet = "none"
 
 
+class _Drawn(NamedTuple):
+    """States of the global generators: as seeded, after the batch was collated, and (seeded again) after the step."""
+
+    seeded: int
+    collated: int
+    stepped: int
+
+
 _BEGIN = _Pass([])
 
 Result = TypeVar("Result")
@@ -103,7 +113,8 @@ class Rehearsal:
         optimizer: The private optimizer; nothing of it is changed.
         size: How many records there are.
         read: Returns the records with these numbers.
-        collate_fn: The loader's; only whether it is torch's own matters, which keeps all records of one shape.
+        collate: Makes a batch of records.
+        are_alike: Whether all records are of one shape, as torch's own ``collate_fn`` requires.
         max_batch_size: The most records to hand out at once.
         with_empty_batch: Whether to hand out an empty batch as well, because the run will meet some.
     """
@@ -113,30 +124,36 @@ class Rehearsal:
         optimizer: PrivateOptimizer,
         size: int,
         read: Callable[[Sequence[int]], list[Any]],
+        collate: Callable[[list[Any]], Any],
         *,
-        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        are_alike: bool = False,
         max_batch_size: int | None = None,
         with_empty_batch: bool = False,
     ) -> None:
-        self._optimizer, self._size, self._read = optimizer, size, read
+        self._optimizer, self._collate = optimizer, collate
         self._gradients: ModelGradients = optimizer.gradients
-        self._are_alike = collate_fn is default_collate
+        self._are_alike = are_alike
         self._large = min(_LARGE, max_batch_size or _LARGE)
         self._small = max(2, min(_SMALL, self._large - 1))
+        self._choice = Choice(size, read, collate, are_alike=are_alike, large=self._large, small=self._small)
         self._with_empty_batch = with_empty_batch
         self._schedulers: list[LRScheduler] | None = None
         self._observed: list[Observation] = []
         self._floor: float | None = None
         self._left_behind: list[tuple[Fingerprint, set[str]]] = []
         self._traces: list[list[Visit]] = []
+        self._contents: list[list[Any]] = []
+        self._drawn: list[_Drawn] = []
+        self._collation_draws = False
+        self._needs_twins = False
         self._script = self._procedure()
         self._next: _Pass | None = _BEGIN
         self._failure: RehearsalError | None = None
         self._open = ExitStack()  # what is to be put back
         optimizer.rehearsal = self._observe
 
-    def batches(self) -> Iterator[list[Any]]:
-        """Yields the records of each batch that is still to be rehearsed; the loop must step each of them.
+    def batches(self) -> Iterator[tuple[int, Any]]:
+        """Yields size and content of each batch that is still to be rehearsed; the loop must step each of them.
 
         An iteration that is broken off is gone on with by the next. Yields nothing under ``torch.no_grad()``, where
         nobody trains.
@@ -162,7 +179,7 @@ class Rehearsal:
             self._failure = error  # a loop that catches it must not go on as if nothing were wrong
             raise
 
-    def _hand_out(self, request: _Pass) -> Iterator[list[Any]]:
+    def _hand_out(self, request: _Pass) -> Iterator[tuple[int, Any]]:
         model, optimizer = self._gradients.model, self._optimizer
         optimizers = (optimizer, optimizer.original)
         if self._schedulers is None:
@@ -178,42 +195,74 @@ class Rehearsal:
                 chosen = [m for m in model.modules() if request.quiet == "all" or is_dropout(m)]
                 self._open.enter_context(in_evaluation_mode(chosen))
             seed_everything(request.seed)
-            yield [copy.deepcopy(record) for record in request.records]  # a loop may change what it is given
+            batch = self._collate([copy.deepcopy(record) for record in request.records])  # which may change them
+            self._content, collated = content(batch), generator_states()
+            seed_everything(request.seed)  # what the loop draws does not depend on how much the collation did
+            self._begun = generator_states(), collated
+            yield len(request.records), batch
 
     def _procedure(self) -> Passes[None]:
         if self._large > 1:
             yield from self._compare()
         else:  # no record has a mate, but what the model writes may still depend on it
-            yield from self._run([_Pass([record]) for record in self._records(0)[:2]])
+            yield from self._run([_Pass([record]) for record in self._choice.records(0)[:2]])
         if self._with_empty_batch:
             yield _Pass([])
 
     def _compare(self) -> Passes[None]:
-        passes = yield from self._other_sizes(self._records(0), (_SMALL_DRAW, _LARGE_DRAW, *_BETWEEN))
+        passes = yield from self._other_sizes(self._choice.records(0), (_SMALL_DRAW, _LARGE_DRAW, *_BETWEEN))
         if self._agree(passes, SAME_SHAPE):
             return
-        yield from self._require_other_mates_alike(self._records(1), _SMALL_DRAW, 0)
-        yield from self._require_other_mates_alike(self._records(2), _LARGE_DRAW, self._large // 2)
+        drew = any(len(set(drawn)) > 1 for drawn in self._drawn)
+        yield from self._require_other_mates_alike(1, _SMALL_DRAW, 0)
+        yield from self._require_other_mates_alike(2, _LARGE_DRAW, self._large // 2)
         if self._agree(passes, _tolerance(passes)):
             return
-        quiet = yield from self._other_sizes(self._records(3), (_SMALL_DRAW,) * 5, "all")
-        if self._agree(quiet, _tolerance(quiet)):
-            return  # it was dropout, or something else that only training draws
-        if self._differ(quiet[0], quiet[4], _tolerance(quiet)):
-            self._compare_scales([*passes, *quiet])  # it depends on the order: random numbers remain
-            return
+        # Where random numbers were drawn, one test without them tells. Where none were, something failed that does not
+        # always fail, such as a choice by majority: it gets more chances to do so again.
+        for test in (3,) if drew else (3, 4, 5, 6):
+            quiet = yield from self._other_sizes(self._choice.records(test), (_SMALL_DRAW,) * 5, "all")
+            if not self._agree(quiet, _tolerance(quiet)):
+                break
+        else:
+            return  # it was dropout, or something else that only training draws; or a unit at its kink
+        if self._differ(quiet[0], quiet[4], _tolerance(quiet)):  # it depends on the order: random numbers remain
+            exact = yield from self._twins_first()
+            if exact is None:
+                self._compare_scales([*passes, *quiet])
+                return
+            if self._agree(exact, _tolerance(exact)):
+                return
+            quiet = exact
         other: Sum = "sum" if self._optimizer.loss_reduction == "mean" else "mean"
         if self._agree(quiet, _tolerance(quiet), (other,)):
             raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
         raise RehearsalError(depends_on_size(self._meeting(_tolerance(quiet)), self._optimizer.views))
 
-    def _require_other_mates_alike(self, records: Sequence[Any], seed: int, place: int) -> Passes[None]:
-        are_alike, is_random = yield from self._other_mates(records, seed, place)
-        if not are_alike and is_random:  # how much a record draws may depend on what it holds: once more without
-            are_alike, is_random = yield from self._other_mates(records, seed, place, "dropout")
-            are_alike = are_alike and not is_random
-        if not are_alike:
-            raise RehearsalError(depends_on_mates(self._meeting(SAME_SHAPE), self._optimizer.views))
+    def _require_other_mates_alike(self, test: int, seed: int, place: int) -> Passes[None]:
+        """Refuses a loop in which other mates make a difference that random numbers do not explain.
+
+        They do not where a record never changes places with one that draws more or less. So these are taken where the
+        collation is known to draw, and in the end where nothing else has helped.
+        """
+        attempts: list[tuple[bool, Quiet]] = [(False, "none"), (False, "dropout"), (True, "dropout")]
+        if self._are_alike:
+            attempts = attempts[:2]
+        elif self._collation_draws or self._needs_twins:
+            attempts = [(True, "none"), (True, "dropout")]
+        for with_twins, quiet in attempts:
+            self._needs_twins |= with_twins
+            records = self._choice.with_twins(test) if with_twins else None
+            records = records or self._choice.records(test)
+            are_alike, is_random = yield from self._other_mates(records, seed, place, quiet)
+            if are_alike:
+                return
+            if not is_random:
+                break
+        drew_alike = len(set(self._drawn[:4])) == 1
+        if is_random and not drew_alike:
+            raise RehearsalError(cannot_tell())
+        raise RehearsalError(depends_on_mates(self._meeting(SAME_SHAPE), self._optimizer.views))
 
     # The tests.
 
@@ -236,7 +285,7 @@ class Rehearsal:
         """
         a, longest, b, *others = records
         tail = [longest] if self._large > 2 else []
-        few = self._large - 1 - len(tail)
+        few = min(self._large - 1 - len(tail), len(others) // 2)
         mates, strangers = [*others[:few], *tail], [*others[few : 2 * few], *tail]
         passes = [
             _Pass([*beside[:place], record, *beside[place:]], followed, seed, quiet)
@@ -251,12 +300,29 @@ class Rehearsal:
         other_numbers = yield passes[4]._replace(seed=seed + 1)
         return False, self._differ(seen[0], other_numbers, SAME_SHAPE)
 
+    def _twins_first(self) -> Passes[list[Observation] | None]:
+        """Twins in the first place, among many and long records and among few and short ones, in evaluation mode.
+
+        Returns None unless ``a`` was given the same random numbers in both, and nothing is random after collation.
+        """
+        loop_draws = any(drawn.stepped != drawn.seeded for drawn in self._drawn)
+        chosen = self._choice.twins_and_mates(3) if self._collation_draws and not loop_draws else None
+        if chosen is None:
+            return None
+        a, b, few, many = chosen
+        passes = [_Pass([a, *many], 0), _Pass([b, *many]), _Pass([a, *few], 0), _Pass([b, *few]), _Pass([a, *many])]
+        seen = yield from self._run([each._replace(quiet="all") for each in passes])
+        (ours, theirs), sizes = self._contents, (len(many) + 1, len(few) + 1)
+        is_reproducible = not self._differ(seen[0], seen[4], SAME_SHAPE)  # or the loop has a generator of its own
+        return seen if is_reproducible and same_but_for_padding(ours, theirs, sizes, self._optimizer.views) else None
+
     def _run(self, passes: Sequence[_Pass]) -> Passes[list[Observation]]:
-        self._left_behind, self._traces, seen = [], [], []
+        self._left_behind, self._traces, self._contents, self._drawn, seen = [], [], [], [], []
         for each in passes:
             seen.append((yield each))
             if each.position is not None:
                 self._traces.append(self._visits)
+                self._contents.append(self._content)
         self._check_state()
         return seen
 
@@ -265,6 +331,8 @@ class Rehearsal:
         observation = observe(self._gradients, batches, self._optimizer.loss_reduction, self._floor)
         self._floor = observation.floor
         self._observed.append(observation)
+        self._drawn.append(_Drawn(*self._begun, generator_states()))
+        self._collation_draws |= self._drawn[-1].collated != self._drawn[-1].seeded
         model, (untouched, attributes) = self._gradients.model, self._before
         after = Fingerprint(model)
         rebound = [name for name, value in _attributes(model).items() if attributes.get(name) is not value]
@@ -315,19 +383,6 @@ class Rehearsal:
         if growth / if_wrong > 2 / 3:
             raise RehearsalError(wrong_reduction(self._optimizer.loss_reduction))
 
-    # The records.
-
-    def _records(self, test: int) -> list[Any]:
-        """Returns the records of a test: a short one, the longest, and more; other ones for each test if possible."""
-        needed = 2 * self._large + self._small
-        if self._are_alike:
-            return self._read([(4 * i + test) * self._size // (4 * needed) for i in range(needed)])
-        candidates = self._read([i * self._size // _CANDIDATES for i in range(_CANDIDATES)])
-        candidates.sort(key=_length)
-        longest, rest = candidates[-1], candidates[:-1]
-        rest = rest[test:] + rest[:test]
-        return [rest[0], longest, *rest[1:needed]]
-
 
 def _attributes(model: nn.Module) -> dict[str, Any]:
     return {name: entry.value for name, entry in held(model).items() if entry.kind == "attribute"}
@@ -344,8 +399,3 @@ def _mean_log(passes: Sequence[Observation], is_mean: bool) -> float:
 
 def _mean_log_samples(passes: Sequence[Observation]) -> float:
     return sum(math.log(o.samples) for o in passes) / len(passes)
-
-
-def _length(record: Any) -> int:
-    """How many numbers, characters or entries a record holds."""
-    return sum(math.prod(leaf.shape) if hasattr(leaf, "shape") else len(str(leaf)) for leaf in tree_leaves(record))

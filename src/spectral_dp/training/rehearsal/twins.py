@@ -1,0 +1,134 @@
+"""Random numbers that a ``collate_fn`` draws: records that draw alike, and whether a record was given the same ones.
+
+Word dropout, crops and masked tokens take as many numbers from a generator as a record is long, so under one seed
+a record beside longer mates is given other numbers. That is no coupling: numbers of one generator are as good as any
+others of it. But it cannot be told from coupling by looking at the record, unless what is exchanged draws alike.
+*Twins* are two records that do: each collated by itself, from several seeds, has left the generators in the same
+state, and has given tensors of the same shapes. Where one takes the place of the other, all mates keep their numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from spectral_dp.training.rehearsal.aside import generator_states, generators_kept, seed_everything
+
+_SEEDS = (1, 2, 3)  # how much is drawn may depend on what is drawn, as in a crop of random length
+
+
+def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], needed: int) -> list[tuple[Any, Any]]:
+    """Returns pairs of different records that draw alike, in the order of the records.
+
+    Records of one shape are preferred: they draw alike from every seed. Where these are fewer than needed, it is enough
+    that batches of them have one shape (of texts, the number of words counts and not that of characters), or else that
+    they were seen drawing alike.
+
+    Args:
+        records: To choose from.
+        collate_fn: The loader's. It is called as for batches of two, with the global generators put back afterwards.
+        needed: How many pairs would be enough.
+    """
+
+    def collated(record: Any, seed: int) -> list[Any]:
+        seed_everything(seed)
+        return content(collate_fn([copy.deepcopy(record), copy.deepcopy(record)]))
+
+    def are_equal(one: Any, other: Any) -> bool:
+        """Whether exchanging them would show nothing."""
+        ours, theirs = collated(one, _SEEDS[0]), collated(other, _SEEDS[0])
+        return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
+
+    keys: list[tuple[Hashable, ...]] = []  # of each record, from the strictest on
+    pairs: list[tuple[Any, Any]] = []
+    with generators_kept():
+        for record in records:
+            shapes, states = [], []
+            for seed in _SEEDS:
+                shapes.append(_shapes(collated(record, seed)))
+                states.append(generator_states())
+            drawn = tuple(states)
+            keys.append(((drawn, tuple(shapes), _shapes(tree_leaves(record))), (drawn, tuple(shapes)), drawn))
+        for strictness in range(3):
+            pairs = _paired(records, [key[strictness] for key in keys], are_equal)
+            if len(pairs) >= needed:
+                break
+    return pairs
+
+
+def _paired(
+    records: Sequence[Any], keys: Sequence[Hashable], are_equal: Callable[[Any, Any], bool]
+) -> list[tuple[Any, Any]]:
+    """Pairs every record with the one before it that has the same key."""
+    waiting: dict[Hashable, Any] = {}
+    pairs = []
+    for record, key in zip(records, keys, strict=True):
+        if key not in waiting:
+            waiting[key] = record
+        elif not are_equal(waiting[key], record):
+            pairs.append((waiting.pop(key), record))
+    return pairs
+
+
+def same_but_for_padding(ours: list[Any], theirs: list[Any], sizes: tuple[int, int], views: int) -> bool:
+    """Whether the first record of two collated batches is the same in both, as far as both are wide.
+
+    If it is, it was given the same random numbers. False also where that cannot be told.
+
+    Args:
+        ours: The :func:`content` of one batch.
+        theirs: That of the other.
+        sizes: How many records each of them holds.
+        views: How many rows a record may have.
+    """
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) == len(theirs) and all(_first_rows_agree(a, b, sizes, views) for a, b in pairs)
+
+
+def _first_rows_agree(ours: Any, theirs: Any, sizes: tuple[int, int], views: int) -> bool:
+    if not (isinstance(ours, Tensor) and isinstance(theirs, Tensor)):
+        return _equal(ours, theirs)
+    if ours.ndim != theirs.ndim or not ours.ndim:
+        return _equal(ours, theirs)
+    for rows in (1, views):
+        if (len(ours), len(theirs)) == (sizes[0] * rows, sizes[1] * rows):
+            ours, theirs = ours[:rows], theirs[:rows]
+            break
+    else:
+        return False
+    shape = [min(n, m) for n, m in zip(ours.shape, theirs.shape, strict=True)]
+    heads = [t[tuple(slice(n) for n in shape)] for t in (ours, theirs)]
+    tails = [t[tuple(slice(len_ - n, None) for len_, n in zip(t.shape, shape, strict=True))] for t in (ours, theirs)]
+    return _equal(*heads) or _equal(*tails)  # padded at the end, or at the beginning
+
+
+def content(batch: Any) -> list[Any]:
+    """Copies the tensors that a batch holds, also in a mapping of its own kind, and whatever else there is."""
+    leaves: list[Any] = []
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Mapping):
+            leaves += content(dict(leaf))
+        else:
+            leaves.append(leaf.detach().clone() if isinstance(leaf, Tensor) else leaf)
+    return leaves
+
+
+def _shapes(leaves: list[Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(leaf.shape) if hasattr(leaf, "shape") else (len(leaf),) if isinstance(leaf, str | bytes) else ()
+        for leaf in leaves
+    )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.all((a == b) | ((a != a) & (b != b))))
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError, RuntimeError):
+        return False
