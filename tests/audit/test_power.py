@@ -53,7 +53,7 @@ def test_every_double_has_its_expectations():
 def test_each_double_is_caught_at_the_stated_confidence(double):
     subtle = double in ("small_noise", "noise_on_both_halves", "shuffling_as_poisson")
     effort = doubles.EFFORT if subtle else dataclasses.replace(doubles.EFFORT, scores=3000, run_scores=16)
-    report = audit.audit(doubles.DOUBLES[double](0), effort=effort, confidence=CONFIDENCE, seed=0)
+    report = audit.run_audit(doubles.DOUBLES[double](0), effort=effort, confidence=CONFIDENCE, seed=0)
     assert not report.ok
     assert {v.audit for v in report.violations} >= CAUGHT_BY[double]
     assert all(v.confidence is None or v.confidence >= CONFIDENCE for v in report.violations)
@@ -64,7 +64,7 @@ def test_the_sound_mechanism_is_accused_no_more_often_than_stated():
     accused = [
         seed
         for seed in range(50)
-        if not audit.audit(doubles.target(doubles.sound, seed, dimension=8), effort=LIGHT, seed=seed).ok
+        if not audit.run_audit(doubles.target(doubles.sound, seed, dimension=8), effort=LIGHT, seed=seed).ok
     ]
     assert len(accused) <= 3, accused
 
@@ -73,7 +73,7 @@ def test_the_real_training_step_passes_a_fast_audit():
     """Convolution, block-circulant and dense layers, filtered, with the noise of a private run."""
     target = small.target(seed=None, spectral=SpectralConfig(conv_ratio=0.5, linear_ratio=0.5))
     effort = audit.Effort(1, canary_blocks=4, per_block=4, scores=600, run_scores=20, steps=20, noise_steps=8, calls=40)
-    report = audit.audit(target, effort=effort, confidence=1 - 1e-4)
+    report = audit.run_audit(target, effort=effort, confidence=1 - 1e-4)
     assert report.ok, report.violations
     assert all(v.ok for v in report.verdicts)
 
@@ -96,6 +96,6 @@ def test_the_real_training_step_is_accused_no_more_often_than_stated(options):
     accused = [
         seed
         for seed in range(50)
-        if not audit.audit(small.target(seed=1000 * seed, **options), effort=effort, confidence=0.99, seed=seed).ok
+        if not audit.run_audit(small.target(seed=1000 * seed, **options), effort=effort, confidence=0.99, seed=seed).ok
     ]
     assert len(accused) <= 3, accused

@@ -9,8 +9,8 @@ from rich.console import Console
 from tests.support import audit_doubles as doubles
 
 from spectral_dp import audit
-from spectral_dp.audit.coverage import Coverage
 from spectral_dp.audit.report import Report, Verdict
+from spectral_dp.audit.statistics.coverage import Coverage
 from spectral_dp.experiments import audit_figure as figure
 
 HOLDS = Verdict("noise law", "ten numbers", "p-value", 0.01, 0.4, "at least", 0.99, True, 0.5)
@@ -67,6 +67,6 @@ def test_coverage_is_stated():
 def test_picture(relation, tmp_path):
     effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=200, run_scores=1, steps=1, noise_steps=4, calls=40)
     claim = audit.Claim(1.3, 0.7, 4, sample_rate=0.5, relation=relation)
-    report = audit.audit(doubles.target(doubles.sound, claim=claim), effort=effort, seed=0)
+    report = audit.run_audit(doubles.target(doubles.sound, claim=claim), effort=effort, seed=0)
     figure.draw(report, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

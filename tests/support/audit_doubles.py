@@ -84,7 +84,7 @@ DOUBLES["shuffling_as_poisson"] = partial(target, little_noise, claim=SHUFFLED, 
 def power_table(seed: int = 0) -> str:
     """Audits the sound mechanism and every double; returns a table in Markdown: what each audit said."""
     reports = {
-        name: audit.audit(make(seed), effort=EFFORT, confidence=CONFIDENCE, seed=seed)
+        name: audit.run_audit(make(seed), effort=EFFORT, confidence=CONFIDENCE, seed=seed)
         for name, make in {"sound": partial(target, sound), **DOUBLES}.items()
     }
     audits = [v.audit for v in reports["sound"].verdicts]
@@ -108,11 +108,11 @@ def what_goes_out(seed: int = 0) -> str:
     mistakes = ("real_only_noise", "noise_per_sample", "noise_on_both_halves", "unnoised_last_coefficient")
     for mechanism in (sound, *(getattr(broken_mechanisms, name) for name in mistakes)):
         made = target(mechanism, seed, dimension=8)
-        noise = audit.noise_map(made, batch=PAPER_BATCH)
+        noise = audit.find_noise_map(made, batch=PAPER_BATCH)
         generator = torch.Generator().manual_seed(seed)
         blocks = made.blocks(2, generator)
-        found = audit.linear_map(made, noise, blocks, generator, batch=PAPER_BATCH)
-        maps = audit.block_map(made, noise, blocks[0], batch=PAPER_BATCH)
+        found = audit.check_linear_map(made, noise, blocks, generator, batch=PAPER_BATCH)
+        maps = audit.find_block_map(made, noise, blocks[0], batch=PAPER_BATCH)
         share = found.measured / made.claim.noise_multiplier
         spent = accounting.epsilon(share * meant, rate, steps, 1e-5) if share else float("inf")
         name = mechanism.__name__.replace("_", " ")

@@ -1,17 +1,27 @@
-"""Audits: prove the epsilon of a release, and catch the mechanisms that lie. See ``docs/audit.md``.
+"""Audits: test the epsilon that a release claims, and catch mechanisms that do not keep it. See ``docs/audit.md``.
 
-from spectral_dp import audit
+    from spectral_dp import audit
 
-claim = audit.Claim(noise_multiplier=1.1, max_grad_norm=1.0, expected_batch_size=256)
-report = audit.audit(audit.SpectralTarget(model, claim, input_shape=(1, 28, 28)))
-assert report.ok
+    claim = audit.Claim(noise_multiplier=1.1, max_grad_norm=1.0, expected_batch_size=256)
+    report = audit.run_audit(audit.SpectralTarget(model, claim, input_shape=(1, 28, 28)))
+    assert report.ok
+
+From the bottom up:
+
+* ``statistics/``: confidence bounds and tests on plain numbers.
+* ``targets/``: what can be audited (a function, our training step, that of Opacus), and what is claimed of it.
+* ``instruments/``: what is measured of any target: the exact map of its noise, and canaries.
+* ``report.py``: verdicts, and the report that collects them.
+* ``checks/``: one function for each audit, named as the report names its lines.
+* ``suite.py``: :func:`run_audit` makes every check that a target allows.
 """
 
-from spectral_dp.audit.checks.linear_map import BlockMap, block_map, linear_map
-from spectral_dp.audit.checks.neighbours import neighbours
-from spectral_dp.audit.noise_map import NoiseMap, noise_map
+from spectral_dp.audit.checks.linear_map import BlockMap, check_linear_map, find_block_map
+from spectral_dp.audit.checks.neighbours import check_neighbours
+from spectral_dp.audit.instruments.noise_map import NoiseMap
+from spectral_dp.audit.instruments.noise_search import find_noise_map
 from spectral_dp.audit.report import Report, Verdict
-from spectral_dp.audit.suite import FAST, FULL, Effort, audit
+from spectral_dp.audit.suite import FAST, FULL, Effort, run_audit
 from spectral_dp.audit.targets.function import FunctionTarget, load_function
 from spectral_dp.audit.targets.opacus import OpacusTarget
 from spectral_dp.audit.targets.spectral import SpectralTarget
@@ -31,10 +41,10 @@ __all__ = [
     "SpectralTarget",
     "Target",
     "Verdict",
-    "audit",
-    "block_map",
-    "linear_map",
+    "check_linear_map",
+    "check_neighbours",
+    "find_block_map",
+    "find_noise_map",
     "load_function",
-    "neighbours",
-    "noise_map",
+    "run_audit",
 ]

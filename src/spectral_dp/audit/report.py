@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from spectral_dp.audit.coverage import Coverage
+from spectral_dp.audit.statistics.coverage import Coverage
 
 
 @dataclass(frozen=True)

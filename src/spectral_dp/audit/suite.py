@@ -10,18 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from spectral_dp.audit.checks import canary
-from spectral_dp.audit.checks.every_call import every_call, first_calls
-from spectral_dp.audit.checks.linear_map import linear_map
-from spectral_dp.audit.checks.neighbours import neighbours
-from spectral_dp.audit.checks.participation import participation
-from spectral_dp.audit.checks.released_noise import released_noise
-from spectral_dp.audit.noise_map import NoiseMap, Unstructured, noise_map
+from spectral_dp.audit.checks.canaries import (
+    StepScores,
+    check_many_steps,
+    check_one_run,
+    check_one_step,
+    score_runs,
+    score_steps,
+)
+from spectral_dp.audit.checks.every_call import check_every_call, first_calls
+from spectral_dp.audit.checks.linear_map import check_linear_map
+from spectral_dp.audit.checks.neighbours import check_neighbours
+from spectral_dp.audit.checks.noise_law import check_noise_law
+from spectral_dp.audit.checks.sampling import check_sampling
+from spectral_dp.audit.instruments.flock import Flock, make_flocks
+from spectral_dp.audit.instruments.noise_map import NoiseMap
+from spectral_dp.audit.instruments.noise_search import Unstructured, find_noise_map
 from spectral_dp.audit.report import Report, Verdict, timed
 from spectral_dp.audit.statistics.bounds import corrected
 from spectral_dp.audit.targets.target import Target
 
-#: What :func:`audit` does, in order.
+#: What :func:`run_audit` does, in order.
 STAGES = (
     "linear map",
     "neighbours",
@@ -86,16 +95,17 @@ FULL = Effort(
     thorough=True,
 )
 
-Progress = Callable[[str], None]
+#: Is told the name of a stage when it begins.
+StageCallback = Callable[[str], None]
 
 
-def audit(
+def run_audit(
     target: Target,
     *,
     effort: Effort = FAST,
     confidence: float = 0.99,
     seed: int | None = None,
-    progress: Progress = lambda stage: None,
+    on_stage: StageCallback = lambda stage: None,
 ) -> Report:
     """Makes every audit that the target allows.
 
@@ -108,7 +118,7 @@ def audit(
         effort: How much to look at.
         confidence: See above; shared among the statistical audits.
         seed: Of what the *auditor* chooses at random (blocks, directions, coins); drawn afresh where None.
-        progress: Called with the name of every stage as it begins; they are listed in ``STAGES``.
+        on_stage: Called with the name of every stage as it begins; they are listed in ``STAGES``.
     """
     entropy = np.random.SeedSequence(seed)
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
@@ -117,24 +127,24 @@ def audit(
     verdicts = _accounting(target)
     first = first_calls(target, effort.steps, effort.calls)  # before anything else: they may be special ones
     noise: NoiseMap | None = None
-    progress(STAGES[0])
+    on_stage(STAGES[0])
     if target.controls_noise:
         noise, verdict = _linear_map(target, effort, generator)
         verdicts.append(verdict)
-        progress(STAGES[1])
-        verdicts += neighbours(target, generator, thorough=effort.thorough)
+        on_stage(STAGES[1])
+        verdicts += check_neighbours(target, generator, thorough=effort.thorough)
     else:
         reason = "the noise does not come from torch, so it cannot be switched off: statistics only"
         verdicts += [Verdict.left_out(name, reason) for name in ("linear map", "neighbours", "batch size")]
-    progress(STAGES[2])
-    verdicts.append(released_noise(target, noise, effort.noise_steps, each))
-    progress(STAGES[3])
-    verdict, coverage = every_call(target, noise, effort.steps, effort.calls, each, generator, first)
+    on_stage(STAGES[2])
+    verdicts.append(check_noise_law(target, noise, effort.noise_steps, each))
+    on_stage(STAGES[3])
+    verdict, coverage = check_every_call(target, noise, effort.steps, effort.calls, each, generator, first)
     verdicts.append(verdict)
-    progress(STAGES[4])
+    on_stage(STAGES[4])
     with timed() as watch:
         blocks = target.blocks(effort.canary_blocks, generator)
-        flocks = canary.flocks(target, blocks, effort.per_block, generator, noise)
+        flocks = make_flocks(target, blocks, effort.per_block, generator, noise)
     if not flocks:
         reason = "no canary shows in a release: records far beyond the clipping bound are dropped, it seems"
         verdicts += [Verdict.left_out(name, reason) for name in ("canaries, one step", *SAMPLED)]
@@ -142,7 +152,7 @@ def audit(
     scores, verdict = _one_step(target, flocks, effort, each, coins, watch.seconds)
     verdicts.append(verdict)
     largest = max(flocks, key=lambda flock: len(flock.canaries))
-    verdicts += _sampled(target, largest, effort, each, coins, progress)
+    verdicts += _sampled(target, largest, effort, each, coins, on_stage)
     shown = {"inside": scores.values[scores.included], "outside": scores.values[~scores.included]}
     return Report(target.name, _claim(target), tuple(verdicts), shown, coverage)
 
@@ -173,59 +183,58 @@ def _accounting(target: Target) -> list[Verdict]:
 def _linear_map(target: Target, effort: Effort, generator: torch.Generator) -> tuple[NoiseMap | None, Verdict]:
     with timed() as watch:
         try:
-            noise = noise_map(target)
+            noise = find_noise_map(target)
         except Unstructured as error:
             return None, Verdict.left_out("linear map", str(error))
-    verdict = linear_map(target, noise, target.blocks(effort.blocks, generator), generator)
+    verdict = check_linear_map(target, noise, target.blocks(effort.blocks, generator), generator)
     return noise, replace(verdict, seconds=verdict.seconds + watch.seconds)
 
 
 def _one_step(
     target: Target,
-    flocks: list[canary.Flock],
+    flocks: list[Flock],
     effort: Effort,
     confidence: float,
     coins: np.random.Generator,
     seconds: float,
-) -> tuple[canary.CanaryScores, Verdict]:
+) -> tuple[StepScores, Verdict]:
     with timed() as watch:
-        scores = canary.CanaryScores.pooled(
-            canary.one_step_scores(target, flock, _rounds(effort.scores / len(flocks), flock), coins)
-            for flock in flocks
+        scores = StepScores.pooled(
+            score_steps(target, flock, _rounds(effort.scores / len(flocks), flock), coins) for flock in flocks
         )
-    return scores, canary.one_step(scores, target, confidence, seconds + watch.seconds)
+    return scores, check_one_step(scores, target, confidence, seconds + watch.seconds)
 
 
 def _sampled(
     target: Target,
-    flock: canary.Flock,
+    flock: Flock,
     effort: Effort,
     confidence: float,
     coins: np.random.Generator,
-    progress: Progress,
+    on_stage: StageCallback,
 ) -> list[Verdict]:
     claim = target.claim
     if claim.moves != 1:
         return [Verdict.left_out(name, "made for neighbours by one record more or less") for name in SAMPLED]
     verdicts = []
-    progress(STAGES[5])
+    on_stage(STAGES[5])
     if target.controls_noise:
         steps = min(max(4 * math.ceil(1 / claim.sample_rate), claim.steps), effort.steps)
-        verdicts += participation(target, flock, steps, confidence, coins)
+        verdicts += check_sampling(target, flock, steps, confidence, coins)
     else:
         verdicts += [Verdict.left_out(name, "needs the noise switched off") for name in SAMPLED[:2]]
-    progress(STAGES[6])
+    on_stage(STAGES[6])
     with timed() as watch:
         runs = math.ceil(effort.run_scores / len(flock.canaries))
-        scores = canary.run_scores(target, flock, min(claim.steps, effort.steps), runs, coins)
+        scores = score_runs(target, flock, min(claim.steps, effort.steps), runs, coins)
     return [
         *verdicts,
-        canary.many_steps(scores, target, confidence, watch.seconds),
-        canary.single_run(scores, target, confidence),
+        check_many_steps(scores, target, confidence, watch.seconds),
+        check_one_run(scores, target, confidence),
     ]
 
 
-def _rounds(scores: float, flock: canary.Flock) -> int:
+def _rounds(scores: float, flock: Flock) -> int:
     return max(2, math.ceil(scores / len(flock.canaries)))
 
 

@@ -126,11 +126,10 @@ def _target(
 
 
 def _report(target: Target, full: bool, confidence: float, seed: int | None, quiet: bool) -> Report:
-    from spectral_dp.audit import FAST, FULL
-    from spectral_dp.audit import audit as make
+    from spectral_dp.audit import FAST, FULL, run_audit
 
     with _progress(quiet) as progress:
-        return make(target, effort=FULL if full else FAST, confidence=confidence, seed=seed, progress=progress)
+        return run_audit(target, effort=FULL if full else FAST, confidence=confidence, seed=seed, on_stage=progress)
 
 
 @contextmanager

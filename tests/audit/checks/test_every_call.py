@@ -10,8 +10,8 @@ from tests.support import audit_doubles as doubles
 from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig, audit
-from spectral_dp.audit.checks.every_call import every_call, first_calls
-from spectral_dp.audit.noise_map import noise_map
+from spectral_dp.audit.checks.every_call import check_every_call, first_calls
+from spectral_dp.audit.instruments.noise_search import find_noise_map
 from spectral_dp.mechanism.filters import AdaptiveFilter, AnnealedFilter
 from spectral_dp.mechanism.perturbation import add_noise
 from spectral_dp.training import optimizer
@@ -21,8 +21,8 @@ CONFIDENCE = 0.999
 
 def judge(target, calls=60, steps=1, confidence=CONFIDENCE, controlled=True):
     first = () if target.starts_afresh else first_calls(target, steps, calls)
-    noise = noise_map(target) if controlled else None
-    return every_call(target, noise, steps, calls, confidence, torch.Generator().manual_seed(0), first)
+    noise = find_noise_map(target) if controlled else None
+    return check_every_call(target, noise, steps, calls, confidence, torch.Generator().manual_seed(0), first)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_control_one_release_without_noise_in_the_real_step(monkeypatch, filter)
     monkeypatch.setattr(optimizer, "add_noise", mostly)
     config = None if filter is None else SpectralConfig(linear_filter=filter)
     target = small.target(spectral=config)
-    noise = noise_map(target)
+    noise = find_noise_map(target)
     calls = iter(range(1 << 20))
-    verdict, _ = every_call(target, noise, 1, 40, CONFIDENCE, torch.Generator().manual_seed(0))
+    verdict, _ = check_every_call(target, noise, 1, 40, CONFIDENCE, torch.Generator().manual_seed(0))
     assert verdict.ok is False
 
 
@@ -101,7 +101,7 @@ def test_noise_that_cannot_be_switched_off(bare_at, is_sound):
 
 
 def test_the_very_first_call_is_looked_at():
-    report = audit.audit(doubles.DOUBLES["no_noise_at_the_first_call"](0), effort=doubles.EFFORT, seed=0)
+    report = audit.run_audit(doubles.DOUBLES["no_noise_at_the_first_call"](0), effort=doubles.EFFORT, seed=0)
     (violation,) = report.violations
     assert violation.audit == "noise, every call"
     assert "at call 1 " in violation.note
@@ -118,7 +118,7 @@ def test_the_first_steps_of_a_function_that_counts_its_calls_are_its_first_calls
 
     claim = audit.Claim(1.0, expected_batch_size=8, sample_rate=0.1, steps=60)
     effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=50, run_scores=8, steps=5, noise_steps=8, calls=60)
-    report = audit.audit(audit.FunctionTarget(release, claim, dimension=16, returns="sum"), effort=effort)
+    report = audit.run_audit(audit.FunctionTarget(release, claim, dimension=16, returns="sum"), effort=effort)
     verdict = next(v for v in report.verdicts if v.audit == "noise, every call")
     assert verdict.ok is False
     assert f"at call {bare_at} " in verdict.note

@@ -4,26 +4,25 @@ import dataclasses
 
 import pytest
 import torch
-from tests.audit.test_noise_map import CONFIGS
+from tests.support import broken_steps as broken
 from tests.support import small_targets as small
 
 from spectral_dp import Relation, SpectralConfig, audit
 from spectral_dp.audit.targets.target import Kind
-from spectral_dp.mechanism.clipping import PerLayerClipping
 
 GENERATOR = torch.Generator()
 
 
 def verdict(target):
     generator = torch.Generator().manual_seed(0)
-    return audit.linear_map(target, audit.noise_map(target), target.blocks(2, generator), generator)
+    return audit.check_linear_map(target, audit.find_noise_map(target), target.blocks(2, generator), generator)
 
 
 OPTIONS = {
     "flat": {},
-    "filtered": {"spectral": CONFIGS["filtered"]},
-    "paper": {"spectral": CONFIGS["paper"]},
-    "shaped": {"spectral": CONFIGS["shaped"]},
+    "filtered": {"spectral": small.CONFIGS["filtered"]},
+    "paper": {"spectral": small.CONFIGS["paper"]},
+    "shaped": {"spectral": small.CONFIGS["shaped"]},
     "per layer": {"clipping": "per_layer"},
     "per layer, optimal": {"clipping": "per_layer", "noise_allocation": "optimal"},
     "automatic": {"clipping": "automatic"},
@@ -45,37 +44,35 @@ def test_per_layer_bounds_are_attained_only_by_a_record_that_is_long_in_all_laye
     assert found.details["jointly"] == pytest.approx(small.CLAIM.noise_multiplier, rel=1e-3)
 
 
-def test_control_per_layer_noise_without_the_other_layers_is_caught(monkeypatch):
+def test_control_per_layer_noise_without_the_other_layers_is_caught():
     """Only the joint look catches it: every layer by itself is noised as claimed."""
-    monkeypatch.setattr(PerLayerClipping, "noise_bounds", lambda self, sizes: list(self._bounds(len(sizes))))
-    found = verdict(small.target(clipping="per_layer"))
+    found = verdict(small.target(clipping=broken.ForgetfulClipping(small.CLAIM.max_grad_norm)))
     assert min(found.details["per_layer"].values()) == pytest.approx(small.CLAIM.noise_multiplier, rel=1e-3)
     assert found.ok is False
 
 
-def test_replace_one_is_audited_for_the_distance_it_allows(monkeypatch):
+def test_replace_one_is_audited_for_the_distance_it_allows():
+    """The second half is the control: a step that adds the noise of another relation than is claimed of it."""
     claim = dataclasses.replace(small.CLAIM, relation=Relation.REPLACE_ONE)
     assert verdict(small.target(claim)).measured == pytest.approx(claim.noise_multiplier, rel=1e-3)
-    one_bound = small.add_noise
-    monkeypatch.setattr("spectral_dp.training.optimizer.add_noise", lambda c, s, n, r: one_bound(c, s, n))
-    found = verdict(small.target(claim))
+    target = small.target()
+    target.claim = claim
+    found = verdict(target)
     assert found.ok is False
     assert found.measured == pytest.approx(claim.noise_multiplier / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("mistake", "config"), [(m, "plain") for m in small.MISTAKES] + [(small.even_part_only, "filtered")]
+    ("mistake", "config"), [(m, "plain") for m in broken.MISTAKES] + [(broken.even_part_only, "filtered")]
 )
-def test_control_mistakes_in_the_step_are_caught(mistake, config, monkeypatch):
-    monkeypatch.setattr("spectral_dp.training.optimizer.add_noise", mistake)
-    found = verdict(small.target(spectral=CONFIGS.get(config)))
+def test_control_mistakes_in_the_step_are_caught(mistake, config):
+    found = verdict(small.target(kind=broken.BrokenTarget, mistake=mistake, spectral=small.CONFIGS[config]))
     assert found.ok is False
     assert found.measured < 0.95 * small.CLAIM.noise_multiplier
 
 
-def test_directions_without_noise_are_named(monkeypatch):
-    monkeypatch.setattr("spectral_dp.training.optimizer.add_noise", small.without_the_last)
-    found = verdict(small.target())
+def test_directions_without_noise_are_named():
+    found = verdict(small.target(kind=broken.BrokenTarget, mistake=broken.without_the_last))
     assert found.measured == 0
     named = found.details["directions_without_noise"]
     assert any("block (0, 3)" in name for name in named["3"])
@@ -87,12 +84,12 @@ def test_signal_map_and_covariance_of_a_block():
     generator = torch.Generator().manual_seed(0)
     plain = small.target()
     block = next(b for b in plain.blocks(2, generator) if b.layer == "3")
-    maps = audit.block_map(plain, audit.noise_map(plain), block)
+    maps = audit.find_block_map(plain, audit.find_noise_map(plain), block)
     torch.testing.assert_close(maps.A, block.basis.T, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(maps.Sigma, small.CLAIM.noise_std**2 * torch.eye(8).double(), rtol=1e-4, atol=1e-6)
     filtered = small.target(spectral=SpectralConfig(linear_ratio=0.5))
     block = next(b for b in filtered.blocks(2, generator) if b.layer == "3")
-    maps = audit.block_map(filtered, audit.noise_map(filtered), block)
+    maps = audit.find_block_map(filtered, audit.find_noise_map(filtered), block)
     assert torch.linalg.matrix_rank(maps.A, tol=1e-3) == torch.linalg.matrix_rank(maps.Sigma, tol=1e-3) == 3
 
 

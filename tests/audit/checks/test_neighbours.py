@@ -16,7 +16,7 @@ from spectral_dp.training import optimizer
 
 
 def verdicts(target):
-    return {v.audit: v for v in audit.neighbours(target, torch.Generator().manual_seed(0))}
+    return {v.audit: v for v in audit.check_neighbours(target, torch.Generator().manual_seed(0))}
 
 
 @pytest.mark.parametrize("options", [{}, {"clipping": "per_layer"}, {"clipping": "automatic"}])
@@ -145,7 +145,7 @@ def test_a_function_that_drops_long_records_is_judged_by_the_others():
     claim = audit.Claim(1.0, expected_batch_size=8, sample_rate=0.1, steps=20)
     target = audit.FunctionTarget(release, claim, dimension=8, returns="sum")
     effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=50, run_scores=8, steps=5, noise_steps=8, calls=20)
-    report = audit.audit(target, effort=effort)
+    report = audit.run_audit(target, effort=effort)
     assert {v.audit for v in report.violations} == {"neighbours"}
     assert all("no canary shows" in v.note for v in report.verdicts if "canaries" in v.audit)
     assert "audits could not be made" in report.table().caption
@@ -160,7 +160,7 @@ def test_the_thorough_audit_tries_every_record_at_every_place():
         return clip_sum(gradients) * (1 + special) + torch.randn(gradients.shape[1])
 
     target = audit.FunctionTarget(mistake, audit.Claim(1.0, expected_batch_size=64), returns="sum")
-    found = audit.neighbours(target, torch.Generator().manual_seed(0), thorough=True)[0]
+    found = audit.check_neighbours(target, torch.Generator().manual_seed(0), thorough=True)[0]
     assert found.ok is False
     assert "'flat' at place 64 of a batch of 128" in found.note
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from spectral_dp.audit.statistics.call_law import TAILS, CallNoise, call_law
+from spectral_dp.audit.statistics.call_law import TAILS, CallNoise, judge_calls
 
 WIDTHS = (40, 10)
 
@@ -23,7 +23,7 @@ def summary(z, widths=WIDTHS, silent=None):
 
 
 def judge(z, confidence=0.999, **options):
-    return call_law(summary(z, **options), confidence=confidence)
+    return judge_calls(summary(z, **options), confidence=confidence)
 
 
 def noise(seed=0, calls=1000):
@@ -114,4 +114,4 @@ def test_a_call_that_is_silent_where_no_law_is_known():
 
 def test_nothing_but_silence_to_judge():
     empty = summary(np.zeros((5, 0)), widths=())
-    assert call_law(empty, confidence=0.99).ok
+    assert judge_calls(empty, confidence=0.99).ok

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from spectral_dp.audit.statistics.noise_law import noise_law
+from spectral_dp.audit.statistics.noise_law import judge_noise
 
 STD = 0.7
 LAYERS = (slice(0, 30), slice(30, 50))
@@ -18,7 +18,7 @@ def noise(seed=0, shape=(40, 50)):
 
 
 def judge(residuals, blocks=LAYERS, confidence=0.999, claimed_std=STD):
-    return noise_law(residuals, claimed_std=claimed_std, confidence=confidence, blocks=blocks)
+    return judge_noise(residuals, claimed_std=claimed_std, confidence=confidence, blocks=blocks)
 
 
 @pytest.mark.parametrize(("shape", "runs"), [((1, 60), 300), ((2, 31), 300), ((40, 50), 300)])

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from spectral_dp.accounting import gaussian_epsilon
 from spectral_dp.audit.statistics.bounds import corrected
-from spectral_dp.audit.statistics.one_run import guess, one_run, one_run_lower_bound, one_run_p_value
+from spectral_dp.audit.statistics.one_run import bound_from_guesses, guess, one_run_lower_bound, one_run_p_value
 
 CONFIDENCE, NO_DELTA = 0.95, 1e-12
 
@@ -73,7 +73,7 @@ def test_gaussian_canaries_are_bounded_from_below():
     rng = np.random.default_rng(0)
     for sigma in (0.5, 1.0):
         included = rng.random(2000) < 0.5
-        result = one_run(
+        result = bound_from_guesses(
             included + sigma * rng.normal(size=2000),
             included,
             guesses=(50, 200, 600),
@@ -89,7 +89,7 @@ def test_a_leaking_run_is_found():
     rng = np.random.default_rng(1)
     included = rng.random(2000) < 0.5
     scores = included + 0.05 * rng.normal(size=2000)
-    result = one_run(scores, included, guesses=(50, 600), delta=1e-5, confidence=CONFIDENCE)
+    result = bound_from_guesses(scores, included, guesses=(50, 600), delta=1e-5, confidence=CONFIDENCE)
     assert result.guesses == result.correct == 600
     assert result.epsilon > gaussian_epsilon(1.0, 1e-5)
 
@@ -98,12 +98,12 @@ def test_several_tries_are_corrected_for_each_other():
     rng = np.random.default_rng(3)
     included = rng.random(200) < 0.5
     scores = included + 0.5 * rng.normal(size=200)
-    result = one_run(scores, included, guesses=(20, 101, 180), delta=1e-5, confidence=0.91)
-    alone = one_run(scores, included, guesses=(result.guesses,), delta=1e-5, confidence=0.97)
+    result = bound_from_guesses(scores, included, guesses=(20, 101, 180), delta=1e-5, confidence=0.91)
+    alone = bound_from_guesses(scores, included, guesses=(result.guesses,), delta=1e-5, confidence=0.97)
     assert result.epsilon == pytest.approx(alone.epsilon)
     assert (result.correct, result.canaries) == (alone.correct, 200)
     for r in (20, 101, 180):
-        assert one_run(scores, included, guesses=(r,), delta=1e-5, confidence=0.97).epsilon <= result.epsilon
+        assert bound_from_guesses(scores, included, guesses=(r,), delta=1e-5, confidence=0.97).epsilon <= result.epsilon
 
 
 def test_the_number_of_guesses_must_not_be_chosen_by_its_success():
@@ -144,8 +144,8 @@ def test_bad_values_are_refused():
     with pytest.raises(ValueError, match="NaN"):
         guess([1.0, math.nan], 1, 0)
     with pytest.raises(ValueError, match="one coin per canary"):
-        one_run([1.0, 2.0], [True], guesses=(1,), delta=1e-5, confidence=CONFIDENCE)
+        bound_from_guesses([1.0, 2.0], [True], guesses=(1,), delta=1e-5, confidence=CONFIDENCE)
     with pytest.raises(ValueError, match="at least one number of guesses"):
-        one_run([1.0], [True], guesses=(), delta=1e-5, confidence=CONFIDENCE)
+        bound_from_guesses([1.0], [True], guesses=(), delta=1e-5, confidence=CONFIDENCE)
     with pytest.raises(ValueError, match="confidence must be"):
         one_run_lower_bound(1, 1, 1, delta=1e-5, confidence=0.5)

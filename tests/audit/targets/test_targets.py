@@ -54,9 +54,9 @@ def test_layers_without_a_recipe_get_records_all_the_same():
     target = audit.SpectralTarget(Tokens(), small.CLAIM, example=torch.tensor([1, 2, 5]), seed=0)
     generator = torch.Generator().manual_seed(0)
     assert {b.layer for b in target.blocks(2, generator)} == {"embedding", "norm", "head"}
-    noise = audit.noise_map(target)
-    assert audit.linear_map(target, noise, target.blocks(2, generator), generator).ok
-    assert all(v.ok for v in audit.neighbours(target, generator))
+    noise = audit.find_noise_map(target)
+    assert audit.check_linear_map(target, noise, target.blocks(2, generator), generator).ok
+    assert all(v.ok for v in audit.check_neighbours(target, generator))
 
 
 def test_filtered_dense_layers_are_looked_at_in_their_spectrum():
@@ -65,7 +65,7 @@ def test_filtered_dense_layers_are_looked_at_in_their_spectrum():
     target = audit.SpectralTarget(model, small.CLAIM, input_shape=(2, 4, 4), spectral=spectral, seed=0)
     generator = torch.Generator().manual_seed(0)
     block = target.blocks(2, generator)[0]
-    maps = audit.block_map(target, audit.noise_map(target), block)
+    maps = audit.find_block_map(target, audit.find_noise_map(target), block)
     kept = (maps.A.norm(dim=0) > 0.5).sum()
     assert 1 < kept <= 8
     torch.testing.assert_close(maps.A.norm(dim=0) > 1e-3, maps.A.norm(dim=0) > 0.99)
@@ -136,7 +136,7 @@ class TestOpacus:
         effort = audit.Effort(
             2, canary_blocks=6, per_block=4, scores=1000, run_scores=100, steps=10, noise_steps=10, calls=40
         )
-        report = audit.audit(target, effort=effort, confidence=0.999, seed=0)
+        report = audit.run_audit(target, effort=effort, confidence=0.999, seed=0)
         assert report.ok, report.violations
         (not_made,) = (v for v in report.verdicts if v.ok is None)
         assert not_made.audit == "neighbours, not finite"
@@ -191,7 +191,7 @@ class TestFunctions:
         effort = audit.Effort(
             2, canary_blocks=2, per_block=8, scores=400, run_scores=50, steps=5, noise_steps=20, calls=40
         )
-        report = audit.audit(target, effort=effort, confidence=0.999, seed=0)
+        report = audit.run_audit(target, effort=effort, confidence=0.999, seed=0)
         assert report.ok, report.violations
         left_out = {v.audit for v in report.verdicts if v.ok is None}
         assert left_out == {"linear map", "neighbours", "batch size", "neighbours, over a run", "sampling"}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler, ReduceLROnPlateau
 
-from spectral_dp.training.rehearsal.aside import aside, generators_kept, schedulers_of, seed_everything
+from spectral_dp.training.rehearsal.aside import generators_kept, schedulers_of, seed_everything, state_kept
 
 
 def draws():
@@ -45,7 +45,7 @@ def test_modes_learning_rates_and_schedules_are_put_back():
     schedulers = [CosineAnnealingLR(optimizer, 10), ReduceLROnPlateau(optimizer)]
     found = schedulers_of([optimizer])
     assert {id(s) for s in found} == {id(s) for s in schedulers}
-    with aside(model, [optimizer], found):
+    with state_kept(model, [optimizer], found):
         for _ in range(3):
             schedulers[0].step()  # warns where nothing was stepped, and warnings are errors
         optimizer.param_groups[0]["momentum"] = 0.1
@@ -82,7 +82,7 @@ def test_a_scheduler_within_a_scheduler_is_not_replaced_by_a_copy():
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
     inner = CosineAnnealingLR(optimizer, 10)
     outer = Gradual(optimizer, inner)
-    with aside(nn.Linear(1, 1), [optimizer], schedulers_of([optimizer])):
+    with state_kept(nn.Linear(1, 1), [optimizer], schedulers_of([optimizer])):
         inner.step()
         outer.step()
     assert outer.after is inner
@@ -94,7 +94,7 @@ def test_a_learning_rate_in_a_tensor_is_put_back():
     rate = torch.tensor(1.0)
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=rate)
     scheduler = ExponentialLR(optimizer, gamma=0.5)
-    with aside(nn.Linear(1, 1), [optimizer], [scheduler]):
+    with state_kept(nn.Linear(1, 1), [optimizer], [scheduler]):
         scheduler.step()
         assert float(optimizer.param_groups[0]["lr"]) == 0.5
     assert float(optimizer.param_groups[0]["lr"]) == 1.0

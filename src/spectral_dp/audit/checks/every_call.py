@@ -6,7 +6,7 @@ move the release in one and the same direction. That direction is taken out of e
 what remains is noise alone, whatever the batch was, and is tested call by call (``statistics.call_law``).
 
 What is covered is a number of calls, and it is stated. A call that was looked at and had no noise is found. Of calls
-that were not looked at, nothing is known: see :class:`~spectral_dp.audit.coverage.Coverage`.
+that were not looked at, nothing is known: see :class:`~spectral_dp.audit.statistics.coverage.Coverage`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectral_dp.audit.checks.released_noise import noise_of_parameters
-from spectral_dp.audit.coverage import Coverage
-from spectral_dp.audit.noise_map import NoiseMap
+from spectral_dp.audit.instruments.noise_map import NoiseMap, standardise_noise
 from spectral_dp.audit.report import Verdict, timed
-from spectral_dp.audit.statistics.call_law import TAILS, CallNoise, call_law
+from spectral_dp.audit.statistics.call_law import TAILS, CallNoise, judge_calls
+from spectral_dp.audit.statistics.coverage import Coverage
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.target import LONG, Output, Record, Target
 
@@ -37,7 +36,7 @@ MOST_KEPT = 1 << 26
 COMPARED = 256
 
 
-def every_call(
+def check_every_call(
     target: Target,
     noise: NoiseMap | None,
     steps: int,
@@ -75,7 +74,7 @@ def every_call(
             p_values = {"any": 0.0}
             note = "there is no noise" if finite else "the noise of a call is not finite"
         else:
-            law = call_law(seen, confidence=confidence)
+            law = judge_calls(seen, confidence=confidence)
             p_values, note = law.p_values, "" if law.ok else law.verdict
             if law.ok and moving:
                 note = f"filters of {moving} parameters change with the step: only that they have noise was looked at"
@@ -100,7 +99,7 @@ def first_calls(target: Target, steps: int, calls: int) -> list[Tensor]:
     """Makes the very first releases of a target, of records that contribute nothing; to be called before all else.
 
     A target that starts every run afresh is asked for one. One that keeps its state has its first steps now or never:
-    it makes as many as :func:`every_call` will look at, or as can be kept.
+    it makes as many as :func:`check_every_call` will look at, or as can be kept.
     """
     if target.starts_afresh:
         return [target.release([target.null()] * 2)]
@@ -124,7 +123,7 @@ def _one_direction(
     kept = None if noise is not None else _ever_noised(target)
 
     def parts(release: Tensor) -> list[Tensor]:
-        found = noise_of_parameters(release, noise, target.outputs)
+        found = standardise_noise(release, noise, target.outputs)
         return found if kept is None else [z[k] for z, k in zip(found, kept, strict=True)]
 
     if not target.controls_noise:

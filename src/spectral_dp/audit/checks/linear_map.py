@@ -1,11 +1,14 @@
 """The linear-map audit: the noise multiplier that a release really has, exactly.
 
-Every block of a release is a signal plus Gaussian noise. The noise's covariance ``Sigma`` is found exactly
-(:mod:`~spectral_dp.audit.noise_map`). The signal of one record, clipped, is seen by releasing it with the noise off:
-``y``. Then ``||Sigma^(-1/2) y||`` is how many deviations apart the data sets with and without that record are, its
-inverse the noise multiplier in that direction; and where ``y`` has a part in the null space of ``Sigma`` there is none
-at all. Tried in every chosen block: each coordinate, the directions in which the block as a linear map shifts most
-per length, and some at random; then one record that is worst in every layer at once.
+Every block of a release is a signal plus Gaussian noise.
+
+* The covariance ``Sigma`` of the noise is found exactly (:mod:`~spectral_dp.audit.instruments.noise_map`).
+* The clipped signal ``y`` of one record is seen by releasing it with the noise off.
+* ``||Sigma^(-1/2) y||`` is how many deviations apart the data sets with and without that record are. Its inverse is the
+  noise multiplier in that direction. A part of ``y`` in the null space of ``Sigma`` leaves without any noise.
+
+The directions that are tried in every chosen block are each coordinate, those in which the block as a linear map shifts
+most per length, and some at random. Then follows one record that is worst in every layer at once.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spectral_dp.audit.noise_map import NoiseMap
+from spectral_dp.audit.instruments.noise_map import NoiseMap
 from spectral_dp.audit.report import Verdict, timed
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.target import LONG, Block, Record, Target
@@ -45,7 +48,7 @@ class BlockMap(NamedTuple):
     Sigma: Tensor
 
 
-def block_map(target: Target, noise: NoiseMap, block: Block, *, batch: int = 3) -> BlockMap:
+def find_block_map(target: Target, noise: NoiseMap, block: Block, *, batch: int = 3) -> BlockMap:
     """Returns signal map and noise covariance of one block, through the target's real step."""
     prober, k = _Prober(target, noise, batch), len(block.labels)
     columns = [prober.shift(block.record(e, prober.length))[block.support] for e in torch.eye(k)]
@@ -62,7 +65,7 @@ class _Layer:
     worst: Record = None
 
 
-def linear_map(
+def check_linear_map(
     target: Target, noise: NoiseMap, blocks: Sequence[Block], generator: torch.Generator, *, batch: int = 3
 ) -> Verdict:
     """Compares the noise multiplier that a target has with the one it claims.

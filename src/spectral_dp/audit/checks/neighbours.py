@@ -68,7 +68,7 @@ def large_sizes(expected: float) -> list[int]:
     return sorted(size for size in chosen if size not in SMALL)
 
 
-def neighbours(target: Target, generator: torch.Generator, *, thorough: bool = False) -> list[Verdict]:
+def check_neighbours(target: Target, generator: torch.Generator, *, thorough: bool = False) -> list[Verdict]:
     """Measures how far one record can move the release.
 
     Args:

@@ -22,7 +22,8 @@ from scipy.stats import beta, chi2
 
 from spectral_dp.accounting.privacy_loss import checked, gaussian_epsilon
 
-Scores = NDArray[np.floating] | Sequence[float]
+#: Numbers in one dimension, such as the scores of canaries.
+Numbers = NDArray[np.floating] | Sequence[float]
 
 _HELD_OUT = 11  # one score in so many chooses the threshold; a prime, to meet every direction of a cycling canary
 _LEAST_MU = 1e-8  # a smaller one is no leak at all: epsilon is 0
@@ -70,9 +71,9 @@ class Mistakes:
 
     Attributes:
         threshold: From this score upwards the auditor says that the canary took part.
-        false_positives: Scores without the canary that reached the threshold.
-        false_negatives: Scores with the canary that did not.
-        trials: Scores judged of *each* kind.
+        false_positives: Numbers without the canary that reached the threshold.
+        false_negatives: Numbers with the canary that did not.
+        trials: Numbers judged of *each* kind.
         error_bound: Upper bound for (FPR + FNR) / 2.
         confidence: Probability, at least, that ``error_bound`` holds.
     """
@@ -100,7 +101,7 @@ class LowerBound(Mistakes):
     delta: float
 
 
-def gaussian_lower_bound(scores_in: Scores, scores_out: Scores, *, delta: float, confidence: float) -> LowerBound:
+def gaussian_lower_bound(scores_in: Numbers, scores_out: Numbers, *, delta: float, confidence: float) -> LowerBound:
     """Returns a lower bound for mu, and the epsilon at ``delta`` that belongs to it, of one Gaussian release.
 
     Formal guarantee. If the scores are independent, each a function of a mu-GDP release with (``scores_in``) or without
@@ -115,8 +116,8 @@ def gaussian_lower_bound(scores_in: Scores, scores_out: Scores, *, delta: float,
     True
 
     Args:
-        scores_in: Scores of releases with the canary, in any order that is not that of their values.
-        scores_out: Scores of releases without it.
+        scores_in: Numbers of releases with the canary, in any order that is not that of their values.
+        scores_out: Numbers of releases without it.
         delta: In (0, 1).
         confidence: At least 3/4. For the worst of several bounds see :func:`corrected`.
     """
@@ -127,7 +128,7 @@ def gaussian_lower_bound(scores_in: Scores, scores_out: Scores, *, delta: float,
     return LowerBound(**vars(mistakes), mu=mu, epsilon=epsilon, delta=delta)
 
 
-def count_mistakes(scores_in: Scores, scores_out: Scores, confidence: float) -> Mistakes:
+def count_mistakes(scores_in: Numbers, scores_out: Numbers, confidence: float) -> Mistakes:
     """Chooses a threshold on one part of the scores and counts the mistakes it makes on the rest.
 
     Formal guarantee. If the scores are independent, the bound for p = (FPR + FNR) / 2 holds, if p <= 1/2, with
@@ -156,7 +157,7 @@ def count_mistakes(scores_in: Scores, scores_out: Scores, confidence: float) -> 
     )
 
 
-def noise_multiplier_upper_bound(residuals: Scores, confidence: float) -> float:
+def noise_multiplier_upper_bound(residuals: Numbers, confidence: float) -> float:
     """Returns an upper bound for the true deviation of the noise, in units of the claimed one; below 1 is too little.
 
     Unlike :func:`gaussian_lower_bound`, this *assumes* independent Gaussian noise of mean 0 and measures its scale
@@ -178,7 +179,7 @@ def noise_multiplier_upper_bound(residuals: Scores, confidence: float) -> float:
     return math.sqrt(float(np.square(values).sum()) / float(chi2.ppf(1 - checked_confidence(confidence), len(values))))
 
 
-def _checked_scores(name: str, scores: Scores) -> NDArray[np.float64]:
+def _checked_scores(name: str, scores: Numbers) -> NDArray[np.float64]:
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or len(values) < 2 or np.isnan(values).any():
         raise ValueError(

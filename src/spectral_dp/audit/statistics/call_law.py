@@ -63,7 +63,7 @@ class CallNoise:
     beyond: NDArray[np.int64]
 
 
-def call_law(seen: CallNoise, *, confidence: float) -> NoiseLaw:
+def judge_calls(seen: CallNoise, *, confidence: float) -> NoiseLaw:
     """Tests the noise of many calls.
 
     Formal guarantee. Independent standard normals are rejected with probability at most ``1 - confidence``, all tests

@@ -79,7 +79,7 @@ class NoiseLaw:
         return "; ".join(self.reasons) or "ok"
 
 
-def noise_law(
+def judge_noise(
     residuals: Tensor | _Array,
     *,
     claimed_std: ArrayLike,

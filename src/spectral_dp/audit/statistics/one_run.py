@@ -21,11 +21,11 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from spectral_dp.accounting.privacy_loss import checked
-from spectral_dp.audit.statistics.bounds import Scores, checked_confidence, corrected
+from spectral_dp.audit.statistics.bounds import Numbers, checked_confidence, corrected
 
 
 @dataclass(frozen=True)
-class OneRun:
+class OneRunBound:
     """The best of the bounds tried, each taken at a corrected confidence: all hold together at ``confidence``.
 
     Attributes:
@@ -45,7 +45,7 @@ class OneRun:
     confidence: float
 
 
-def guess(scores: Scores, k_plus: int, k_minus: int) -> NDArray[np.int8]:
+def guess(scores: Numbers, k_plus: int, k_minus: int) -> NDArray[np.int8]:
     """Guesses 1 ("was in") for the ``k_plus`` largest scores, -1 ("was out") for the ``k_minus`` least, 0 elsewhere.
 
     >>> guess([0.3, 2.0, -1.0, 0.1], 1, 2).tolist()
@@ -63,14 +63,14 @@ def guess(scores: Scores, k_plus: int, k_minus: int) -> NDArray[np.int8]:
     return guesses
 
 
-def one_run(
-    scores: Scores,
+def bound_from_guesses(
+    scores: Numbers,
     included: NDArray[np.bool_] | Sequence[bool],
     *,
     guesses: Sequence[int],
     delta: float,
     confidence: float,
-) -> OneRun:
+) -> OneRunBound:
     """Guesses the extreme scores, half of them in and half of them out, and returns the best bound of several tries.
 
     Formal guarantee. If each canary was included by an independent fair coin, the run was (ε, δ)-DP, and ``guesses``
@@ -94,14 +94,14 @@ def one_run(
     for r in guesses:
         correct = int(np.count_nonzero(guess(scores, r - r // 2, r // 2) == truth))
         epsilon = one_run_lower_bound(r, correct, len(truth), delta=delta, confidence=each)
-        tries.append(OneRun(epsilon, r, correct, len(truth), delta, confidence))
+        tries.append(OneRunBound(epsilon, r, correct, len(truth), delta, confidence))
     return max(tries, key=lambda tried: tried.epsilon)
 
 
 def one_run_lower_bound(guesses: int, correct: int, canaries: int, *, delta: float, confidence: float) -> float:
     """Returns the epsilon that ``correct`` right ones among ``guesses`` rule out, for ``canaries`` fair coins.
 
-    Formal guarantee. As :func:`one_run`, for a number of guesses fixed in advance.
+    Formal guarantee. As :func:`bound_from_guesses`, for a number of guesses fixed in advance.
 
     >>> round(one_run_lower_bound(100, 75, 1000, delta=1e-4, confidence=0.95), 3)  # the paper's appendix D
     0.673

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spectral_dp import accounting
 from spectral_dp.accounting.privacy_loss import NOISE_RANGE, checked, checked_phase
-from spectral_dp.audit.statistics.bounds import Mistakes, Scores, count_mistakes
+from spectral_dp.audit.statistics.bounds import Mistakes, Numbers, count_mistakes
 
 _RESOLUTION = 1e-3  # how closely, relatively, the largest explaining noise multiplier is found
 
@@ -53,8 +53,8 @@ class SampledLowerBound(Mistakes):
 
 
 def sampled_lower_bound(
-    scores_in: Scores,
-    scores_out: Scores,
+    scores_in: Numbers,
+    scores_out: Numbers,
     *,
     noise_multiplier: float,
     sample_rate: float,
@@ -129,7 +129,7 @@ def _most_noise(claimed: accounting.Phase, distance: float) -> float:
     return high
 
 
-def _checked_steps(scores: Scores, steps: int) -> NDArray[np.float64]:
+def _checked_steps(scores: Numbers, steps: int) -> NDArray[np.float64]:
     values = np.asarray(scores, dtype=np.float64)
     if values.shape[1] != steps:
         raise ValueError(f"per-step scores must be of shape (canaries, {steps}); got {values.shape}")

@@ -18,7 +18,7 @@ from spectral_dp.gradients.recording.state import Keepsake, copied
 
 
 @contextmanager
-def aside(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> Iterator[None]:
+def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> Iterator[None]:
     """Leaves no trace of what happens within, which is an iteration of a user's loop.
 
     The model's parameters are not copied: nothing steps within, and what a forward pass writes there is an error.
@@ -55,7 +55,7 @@ def aside(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequenc
 def in_evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Keeps modules in evaluation mode, also in a loop that calls ``model.train()`` at every step.
 
-    Their modes are for :func:`aside` to put back.
+    Their modes are for :func:`state_kept` to put back.
     """
 
     def switch(module: nn.Module, _: Any) -> None:

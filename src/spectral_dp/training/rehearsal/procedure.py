@@ -43,13 +43,13 @@ from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, held
 from spectral_dp.training.optimizer import PrivateOptimizer
 from spectral_dp.training.rehearsal.aside import (
-    aside,
     generator_states,
     generators_kept,
     in_evaluation_mode,
     is_dropout,
     schedulers_of,
     seed_everything,
+    state_kept,
 )
 from spectral_dp.training.rehearsal.choice import Choice
 from spectral_dp.training.rehearsal.explanation import cannot_tell, depends_on_mates, depends_on_size, wrong_reduction
@@ -187,7 +187,7 @@ class Rehearsal:
         follow = traced(model, len(request.records), optimizer.views, request.position)
         self._open.close()
         with ExitStack() as self._open:
-            self._open.enter_context(aside(model, optimizers, self._schedulers))
+            self._open.enter_context(state_kept(model, optimizers, self._schedulers))
             self._open.enter_context(self._gradients.state.paused())
             self._visits = self._open.enter_context(follow)
             self._before = Fingerprint(model), _attributes(model)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spectral_dp.audit.coverage import Coverage
+from spectral_dp.audit.statistics.coverage import Coverage
 
 
 def test_shares_and_words():

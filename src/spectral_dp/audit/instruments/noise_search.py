@@ -1,10 +1,9 @@
-"""The noise of a release, exactly: the linear map from what is drawn to what comes out.
+"""Finds the noise map of a target with few releases.
 
-A release ``y = signal + N n`` is linear in its draws ``n ~ N(0, I)``, so unit draws show the columns of ``N`` and
-``Sigma = N N^t`` is the covariance of its noise. For a layer of a million weights that would take a million releases.
+Unit draws show the columns of the map one by one. For a layer of a million weights that would take a million releases.
 But noise is drawn a parameter at a time and transformed block by block, alike in all blocks: then a few releases, with
-another unit vector in every block, show all columns. That structure is a *hypothesis*, which is put to a test that it
-passes only if it holds: one more release with random draws everywhere must come out as predicted (two linear maps that
+another unit vector in every block, show all columns. That structure is a *hypothesis*, and a test that it passes only
+if it holds follows: one more release with random draws everywhere must come out as predicted (two linear maps that
 agree on a random vector are equal with probability one). Structures are tried from the simplest; the last makes no
 assumption at all and is affordable for small releases.
 """
@@ -14,12 +13,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from spectral_dp.audit.instruments.noise_map import NoiseMap, Part
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.target import Record, Target
 
@@ -29,109 +27,12 @@ MOST_RELEASES, MOST_ENTRIES = 4096, 1 << 25
 #: Agreement asked of a predicted release, relative to its largest number: float32 rounds in the eighth digit.
 TOLERANCE = 1e-4
 
-#: Noise of less than this share of the largest deviation is rounding: no noise.
-NO_NOISE = 1e-4
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Blocks of the release that get their noise from draws of their own.
-
-    Attributes:
-        start: Where they begin in the release.
-        maps: ``(1, k, M)`` for all blocks alike, or ``(L, k, M)``: from ``M`` draws to the ``k`` numbers of a block.
-        count: ``L``, the number of blocks.
-    """
-
-    start: int
-    maps: Tensor
-    count: int
-
-    @property
-    def stop(self) -> int:
-        """Where they end."""
-        return self.start + self.count * self.maps.shape[1]
-
-    @cached_property
-    def eigen(self) -> tuple[Tensor, Tensor]:
-        """Deviations ``(1 or L, k)`` and orthonormal axes ``(1 or L, k, k)`` of the noise of a block."""
-        if self.maps.shape[1] == 1:
-            return self.maps.norm(dim=2), torch.ones_like(self.maps[:, :, :1])
-        values, axes = torch.linalg.eigh(self.maps @ self.maps.mT)
-        return values.clamp(min=0).sqrt(), axes
-
-    @cached_property
-    def inverse(self) -> Tensor:
-        """Pseudo-inverse of the maps, ``(1 or L, M, k)``: back from the noise of a block to its draws."""
-        return torch.linalg.pinv(self.maps)
-
-    def along_axes(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Deviations of the noise and coordinates of ``y``, both ``(L, k)``, along the axes of the noise."""
-        deviations, axes = self.eigen
-        blocks = y[..., self.start : self.stop].unflatten(-1, (self.count, -1))
-        return deviations.expand(self.count, -1), (blocks[..., None, :] @ axes).squeeze(-2)
-
-
-@dataclass(frozen=True, eq=False)
-class NoiseMap:
-    """The noise of a release, in independent parts.
-
-    Attributes:
-        parts: In the order of the release.
-        releases: How many releases it took to find them.
-        structure: What was found, in words.
-    """
-
-    parts: tuple[Part, ...]
-    releases: int
-    structure: str
-
-    @cached_property
-    def largest(self) -> float:
-        """The largest deviation in any direction."""
-        return max((float(part.eigen[0].max()) for part in self.parts), default=0.0)
-
-    def covariance(self, at: Tensor) -> Tensor:
-        """Returns ``Sigma`` of the numbers of the release at these indices, ``(n, n)``."""
-        sigma = torch.zeros(len(at), len(at)).double()
-        for part in self.parts:
-            mine = ((at >= part.start) & (at < part.stop)).nonzero().flatten()
-            block = (at[mine] - part.start).div(part.maps.shape[1], rounding_mode="floor")
-            row = (at[mine] - part.start) % part.maps.shape[1]
-            rows = part.maps[block if len(part.maps) > 1 else torch.zeros_like(block), row]  # (n, M)
-            sigma[mine[:, None], mine] = (rows @ rows.T) * (block[:, None] == block)
-        return sigma
-
-    def whiten(self, y: Tensor) -> Tensor:
-        """Returns ``y`` in deviations of the noise, along its axes; zero where there is no noise. ``(d,)``."""
-        out, floor = torch.zeros_like(y), NO_NOISE * self.largest
-        for part in self.parts:
-            deviations, along = part.along_axes(y)
-            noised = deviations > floor
-            scaled = torch.where(noised, along / deviations.where(noised, 1.0), 0.0)
-            out[..., part.start : part.stop] = scaled.flatten(-2)
-        return out
-
-    def measure(self, shift: Tensor) -> tuple[float, float]:
-        """Returns how far a shift of the release is in deviations of the noise, and how much of it meets no noise.
-
-        The second is a length in units of the release. Where it is not zero the release gives the shift away, whatever
-        the first says.
-        """
-        squared, bare, floor = 0.0, 0.0, NO_NOISE * self.largest
-        for part in self.parts:
-            deviations, y = part.along_axes(shift)
-            noised = deviations > floor
-            squared += float((y[noised] / deviations[noised]).square().sum())
-            bare += float(y[~noised].square().sum())
-        return math.sqrt(squared), math.sqrt(bare)
-
 
 class Unstructured(ValueError):
     """The noise of a large release has no structure that could be found."""
 
 
-def noise_map(target: Target, batch: int = 3) -> NoiseMap:
+def find_noise_map(target: Target, batch: int = 3) -> NoiseMap:
     """Finds the noise of a target's release of a batch.
 
     Raises:

@@ -5,20 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tests.audit.checks.test_canary import flock
 from tests.support import audit_doubles as doubles
 from tests.support import broken_mechanisms
 from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig
-from spectral_dp.audit.checks.participation import participation
+from spectral_dp.audit.checks.sampling import check_sampling
 from spectral_dp.mechanism.filters import AnnealedFilter
 
 CONFIDENCE = 0.999
 
 
 def verdicts(target, steps=60):
-    return participation(target, flock(target, 16), steps, CONFIDENCE, np.random.default_rng(0))
+    return check_sampling(target, small.largest_flock(target, 16), steps, CONFIDENCE, np.random.default_rng(0))
 
 
 def verdict(target, steps=60):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from spectral_dp.audit.checks.canary import Flock
+from spectral_dp.audit.instruments.flock import Flock
 from spectral_dp.audit.report import Verdict, timed
 from spectral_dp.audit.targets.target import Target
 
@@ -26,7 +26,7 @@ from spectral_dp.audit.targets.target import Target
 SLACK = 1e-3
 
 
-def participation(
+def check_sampling(
     target: Target, flock: Flock, steps: int, confidence: float, generator: np.random.Generator
 ) -> list[Verdict]:
     """Tests who takes part in ``steps`` steps on a data set of canaries, and with how much."""

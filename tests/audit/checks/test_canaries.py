@@ -10,28 +10,23 @@ from tests.support import broken_mechanisms
 from tests.support import small_targets as small
 
 from spectral_dp import Relation, SpectralConfig
-from spectral_dp.audit.checks import canary
+from spectral_dp.audit.checks import canaries
+from spectral_dp.audit.instruments.flock import make_flocks
 from spectral_dp.audit.targets.target import Kind
 
 CONFIDENCE = 0.999
 
 
-def flock(target, per_block=8):
-    generator = torch.Generator().manual_seed(0)
-    flocks = canary.flocks(target, target.blocks(4, generator), per_block, generator)
-    return max(flocks, key=lambda f: len(f.canaries))
-
-
 def one_step(target, rounds=30, seed=0):
     """A verdict on scores of all flocks."""
     generator, coins = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
-    flocks = canary.flocks(target, target.blocks(4, generator), 16, generator)
-    scores = canary.CanaryScores.pooled(canary.one_step_scores(target, f, rounds, coins) for f in flocks)
-    return canary.one_step(scores, target, CONFIDENCE, 0.0), scores
+    flocks = make_flocks(target, target.blocks(4, generator), 16, generator)
+    scores = canaries.StepScores.pooled(canaries.score_steps(target, f, rounds, coins) for f in flocks)
+    return canaries.check_one_step(scores, target, CONFIDENCE, 0.0), scores
 
 
 def test_canaries_cover_every_layer_and_class_and_do_not_disturb_each_other():
-    chosen = flock(small.target())
+    chosen = small.largest_flock(small.target())
     assert {c.layer for c in chosen.canaries} == {"0", "3", "5"}
     assert {c.kind for c in chosen.canaries} == set(Kind)
     gram = (chosen.directions @ chosen.directions.T).toarray()
@@ -39,7 +34,10 @@ def test_canaries_cover_every_layer_and_class_and_do_not_disturb_each_other():
 
 
 def test_coordinates_that_are_filtered_away_get_no_canary():
-    plain, filtered = flock(small.target()), flock(small.target(spectral=SpectralConfig(linear_ratio=0.5)))
+    plain, filtered = (
+        small.largest_flock(small.target()),
+        small.largest_flock(small.target(spectral=SpectralConfig(linear_ratio=0.5))),
+    )
     count = [sum(c.layer == "3" and c.kind != Kind.BIAS for c in f.canaries) for f in (plain, filtered)]
     assert count == [4 * 8, 4 * 3]
 
@@ -48,7 +46,7 @@ def test_coordinates_that_are_filtered_away_get_no_canary():
 def test_scores_follow_the_claim(relation):
     claim = dataclasses.replace(small.CLAIM, relation=relation)
     target = small.target(claim)
-    scores = canary.one_step_scores(target, flock(target), 40, np.random.default_rng(0))
+    scores = canaries.score_steps(target, small.largest_flock(target), 40, np.random.default_rng(0))
     inside, outside = scores.values[scores.included], scores.values[~scores.included]
     apart = 1 / claim.noise_multiplier
     middle = apart / 2 if relation is Relation.ADD_OR_REMOVE_ONE else 0.0
@@ -56,7 +54,7 @@ def test_scores_follow_the_claim(relation):
     assert inside.mean() == pytest.approx(middle + apart / 2, abs=error)
     assert outside.mean() == pytest.approx(middle - apart / 2, abs=error)
     assert inside.std() == pytest.approx(1, abs=error)
-    verdict = canary.one_step(scores, target, CONFIDENCE, 0.0)
+    verdict = canaries.check_one_step(scores, target, CONFIDENCE, 0.0)
     assert verdict.ok
     assert verdict.measured > 0.5 * verdict.claimed, "a bound that says nothing would pass anything"
 
@@ -80,8 +78,8 @@ def test_a_mistake_in_one_class_of_coordinates_shows_there():
 
 def test_a_run_with_too_few_canaries_is_not_judged():
     target = doubles.target(doubles.sound)
-    scores = canary.RunScores(np.zeros((2, 3)), np.array([True, False]), 0.1)
-    assert canary.many_steps(scores, target, CONFIDENCE, 0.0).ok is None
+    scores = canaries.RunScores(np.zeros((2, 3)), np.array([True, False]), 0.1)
+    assert canaries.check_many_steps(scores, target, CONFIDENCE, 0.0).ok is None
 
 
 def test_classes_with_too_few_scores_are_not_judged():
@@ -95,11 +93,11 @@ def test_classes_with_too_few_scores_are_not_judged():
 def test_runs(mechanism, ok):
     claim = dataclasses.replace(doubles.CLAIM, sample_rate=0.5)
     target = doubles.target(getattr(broken_mechanisms, mechanism, doubles.sound), claim=claim)
-    scores = canary.run_scores(target, flock(target, 16), 20, 30, np.random.default_rng(0))
+    scores = canaries.score_runs(target, small.largest_flock(target, 16), 20, 30, np.random.default_rng(0))
     assert scores.values.shape == (30 * 16, 20)
-    verdict = canary.many_steps(scores, target, CONFIDENCE, 0.0)
+    verdict = canaries.check_many_steps(scores, target, CONFIDENCE, 0.0)
     assert verdict.ok is ok
-    single = canary.single_run(scores, target, CONFIDENCE)
+    single = canaries.check_one_run(scores, target, CONFIDENCE)
     assert single.measured <= verdict.claimed or not ok
     assert verdict.quantity == "epsilon of 20 steps"
     if mechanism == "sound":

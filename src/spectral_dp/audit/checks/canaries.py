@@ -1,0 +1,188 @@
+"""The canary audits: how well releases tell whether a record was there, against how well they may.
+
+Mistakes hide in special coordinates, so scores are judged all together, by class of coordinate, and by layer, every
+look at a confidence that is corrected for the others. Three lines of the report come from here:
+
+* ``canaries, one step``: those in the batch are protected by the Gaussian mechanism of the claimed multiplier.
+* ``canaries, many steps``: those in the data set are protected by the Poisson-sampled Gaussian, composed.
+* ``canaries, one run``: the same run is (ε, δ)-DP, whatever its noise or sampling (Steinke et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spectral_dp import accounting
+from spectral_dp.audit.instruments.flock import Flock
+from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.statistics.bounds import LowerBound, corrected, gaussian_lower_bound
+from spectral_dp.audit.statistics.one_run import bound_from_guesses
+from spectral_dp.audit.statistics.sampled import log_likelihood_ratio, sampled_lower_bound
+from spectral_dp.audit.targets.target import Target
+
+#: Fewer scores of a class than this are not judged by themselves.
+FEWEST_SCORES = 24
+
+
+@dataclass(frozen=True, eq=False)
+class StepScores:
+    """Scores of one step, in deviations of the claimed noise, with the layer and class of each."""
+
+    values: NDArray[np.float64]
+    included: NDArray[np.bool_]
+    layers: NDArray[np.str_]
+    kinds: NDArray[np.str_]
+
+    @classmethod
+    def pooled(cls, parts: Iterable[StepScores]) -> StepScores:
+        """Scores of several flocks together."""
+        parts = list(parts)
+        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
+
+    def groups(self) -> dict[str, NDArray[np.bool_]]:
+        """All scores; those of each class; those of each layer. Classes with too few scores are not listed."""
+        masks = {"all": np.ones(len(self.values), dtype=bool)}
+        masks |= {f"class {k}": self.kinds == k for k in np.unique(self.kinds)}
+        masks |= {f"layer {n}": self.layers == n for n in np.unique(self.layers)}
+        fewest = {name: min(self.included[m].sum(), (~self.included[m]).sum()) for name, m in masks.items()}
+        return {name: mask for name, mask in masks.items() if fewest[name] >= FEWEST_SCORES}
+
+
+def score_steps(target: Target, flock: Flock, rounds: int, coins: np.random.Generator) -> StepScores:
+    """Releases batches in which every canary takes part by a fair coin; for replace-one, it or its opposite does."""
+    values, included = [], []
+    for _ in range(rounds):
+        heads = coins.random(len(flock.canaries)) < 0.5
+        batch = [c.record for c, head in zip(flock.canaries, heads, strict=True) if head]
+        if target.claim.moves == 2:
+            batch += [c.opposite for c, head in zip(flock.canaries, heads, strict=True) if not head]
+        values.append(flock.scores(target.release(batch)) / target.claim.noise_std)
+        included.append(heads)
+    layers = np.tile([c.layer for c in flock.canaries], rounds)
+    kinds = np.tile([c.kind for c in flock.canaries], rounds)
+    return StepScores(np.concatenate(values), np.concatenate(included), layers, kinds)
+
+
+def check_one_step(scores: StepScores, target: Target, confidence: float, seconds: float) -> Verdict:
+    """Judges scores of single steps by the trade-off of the Gaussian mechanism."""
+    claim = target.claim
+    with timed() as watch:
+        groups = scores.groups()
+        each = corrected(confidence, max(len(groups), 1))
+        bounds: dict[str, LowerBound] = {}
+        for name, mask in groups.items():
+            values, included = scores.values[mask], scores.included[mask]
+            bounds[name] = gaussian_lower_bound(values[included], values[~included], delta=claim.delta, confidence=each)
+    if not bounds:
+        return Verdict.left_out("canaries, one step", f"{len(scores.values)} scores are too few to judge")
+    worst = max(bounds, key=lambda name: bounds[name].epsilon)
+    bound = bounds[worst]
+    return Verdict(
+        audit="canaries, one step",
+        tested=f"{len(scores.values)} scores, {len(groups)} looks",
+        quantity="epsilon of one step",
+        claimed=claim.step_epsilon,
+        measured=bound.epsilon,
+        wanted="at most",
+        confidence=confidence,
+        ok=bound.epsilon <= claim.step_epsilon,
+        seconds=seconds + watch.seconds,
+        note=f"most telling: {worst}, mu at least {bound.mu:.4g} (claimed {1 / claim.noise_multiplier:.4g})",
+        details={
+            name: {"mu": b.mu, "epsilon": b.epsilon, "scores_of_each_kind": b.trials} for name, b in bounds.items()
+        },
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class RunScores:
+    """Scores of a training run: per canary and step ``(m, T)``, in units of the clipping bound; who was in the data."""
+
+    values: NDArray[np.float64]
+    included: NDArray[np.bool_]
+    sample_rate: float
+
+
+def score_runs(target: Target, flock: Flock, steps: int, runs: int, coins: np.random.Generator) -> RunScores:
+    """Trains on a data set in which every canary is by a fair coin, or else a record that contributes nothing.
+
+    Several runs are one with more canaries, each of them in the data of one.
+    """
+    values, included, rate = [], [], target.claim.sample_rate
+    for _ in range(runs):
+        heads = coins.random(len(flock.canaries)) < 0.5
+        records = [c.record if head else target.null() for c, head in zip(flock.canaries, heads, strict=True)]
+        run = target.run(records, steps)
+        rate = run.sample_rate
+        releases = [flock.scores(release) / target.claim.max_grad_norm for release in run.releases]
+        values.append(np.stack(releases, axis=1))
+        included.append(heads)
+    return RunScores(np.concatenate(values), np.concatenate(included), rate)
+
+
+def check_many_steps(scores: RunScores, target: Target, confidence: float, seconds: float) -> Verdict:
+    """Judges a run by the likelihood ratio of the sampled Gaussian, through the accountant's privacy loss."""
+    claim, steps, rate = target.claim, scores.values.shape[1], scores.sample_rate
+    if min(scores.included.sum(), (~scores.included).sum()) < 2:
+        return Verdict.left_out("canaries, many steps", f"{len(scores.included)} canaries are too few to judge")
+    with timed() as watch:
+        claimed = accounting.epsilon(claim.noise_multiplier, rate, steps, claim.delta)
+        bound = sampled_lower_bound(
+            scores.values[scores.included],
+            scores.values[~scores.included],
+            noise_multiplier=claim.noise_multiplier,
+            sample_rate=rate,
+            steps=steps,
+            delta=claim.delta,
+            confidence=confidence,
+        )
+    return Verdict(
+        audit="canaries, many steps",
+        tested=f"{len(scores.included)} canaries, {steps} steps at sample rate {rate:.4g}",
+        quantity=_epsilon_of(steps, target),
+        claimed=claimed,
+        measured=bound.epsilon,
+        wanted="at most",
+        confidence=confidence,
+        ok=bound.epsilon <= claimed,
+        seconds=seconds + watch.seconds,
+        note=f"noise multiplier at most {bound.noise_multiplier:.4g} (claimed {claim.noise_multiplier:.4g})",
+        details={
+            "noise_multiplier_at_most": bound.noise_multiplier,
+            "epsilon_without_assumptions": bound.direct_epsilon,
+            "false_positives": bound.false_positives,
+            "false_negatives": bound.false_negatives,
+            "scores_of_each_kind": bound.trials,
+        },
+    )
+
+
+def check_one_run(scores: RunScores, target: Target, confidence: float) -> Verdict:
+    """Judges a run by how many of its canaries can be guessed right."""
+    claim, (canaries, steps), rate = target.claim, scores.values.shape, scores.sample_rate
+    with timed() as watch:
+        totals = log_likelihood_ratio(scores.values, claim.noise_multiplier, rate)
+        tries = sorted({max(1, canaries // share) for share in (20, 5, 2)})
+        bound = bound_from_guesses(totals, scores.included, guesses=tries, delta=claim.delta, confidence=confidence)
+        claimed = accounting.epsilon(claim.noise_multiplier, rate, steps, claim.delta)
+    return Verdict(
+        audit="canaries, one run",
+        tested=f"{canaries} canaries, {bound.correct} of {bound.guesses} guesses right; {steps} steps",
+        quantity=_epsilon_of(steps, target),
+        claimed=claimed,
+        measured=bound.epsilon,
+        wanted="at most",
+        confidence=confidence,
+        ok=bound.epsilon <= claimed,
+        seconds=watch.seconds,
+        note="assumes nothing of noise or sampling",
+        details={"guesses_tried": tries, "guesses": bound.guesses, "correct": bound.correct},
+    )
+
+
+def _epsilon_of(steps: int, target: Target) -> str:
+    return "epsilon of the run" if steps == target.claim.steps else f"epsilon of {steps} steps"

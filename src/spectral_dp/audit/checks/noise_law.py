@@ -1,0 +1,73 @@
+"""The noise-law audit: is what is added to a release the noise that is claimed?
+
+Releases of batches that contribute nothing are noise alone. This noise is taken apart into the draws it was made of, in
+units of the deviation that is claimed for them (:func:`~spectral_dp.audit.instruments.noise_map.standardise_noise`).
+They are tested for being independent standard normals, across coordinates, layers and steps. Where gains or a crop
+shape the noise, there is no single deviation to claim: the linear-map audit judges its scale, and only its law is
+judged here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spectral_dp.audit.instruments.noise_map import NoiseMap, standardise_noise
+from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.statistics.noise_law import judge_noise
+from spectral_dp.audit.targets.target import Target
+
+#: Coordinates tested of every parameter: its first, which a generator started again would repeat, and its last.
+MOST_COORDINATES = 4096
+
+
+def check_noise_law(target: Target, noise: NoiseMap | None, steps: int, confidence: float) -> Verdict:
+    """Tests the noise of ``steps`` releases.
+
+    Args:
+        target: What to audit.
+        noise: Its noise map, or None where its noise cannot be controlled: then numbers are tested as they are.
+        steps: How many releases to look at.
+        confidence: That noise as claimed is not rejected.
+    """
+    with timed() as watch:
+        pieces: list[list[Tensor]] = []
+        for _ in range(steps):
+            release = target.release([target.null()] * 2)
+            pieces.append([_ends(z) for z in standardise_noise(release, noise, target.outputs)])
+        residuals = torch.stack([torch.cat(piece) for piece in pieces])
+        widths = [len(z) for z in pieces[0]]
+        if noise is None:
+            residuals = residuals[:, residuals.abs().amax(0) > 0]  # dropped by a filter, or without noise
+        if residuals.shape[1] == 0 or not bool(residuals.isfinite().all()):
+            note = "there is no noise" if residuals.shape[1] == 0 else "the noise is not finite"
+            p_values = {"any": 0.0}
+        else:
+            blocks = _slices(widths) if sum(widths) == residuals.shape[1] and len(widths) > 1 else None
+            law = judge_noise(residuals, claimed_std=1.0, confidence=confidence, blocks=blocks)
+            p_values = law.p_values
+            note = f"deviation {law.scale:.4g} times the claimed one" if law.ok else law.verdict
+        p = min(p_values.values())
+    return Verdict(
+        audit="noise law",
+        tested=f"{residuals.shape[1]} coordinates of {len(widths)} parameters, {steps} steps",
+        quantity="p-value of the claimed noise",
+        claimed=1 - confidence,
+        measured=p,
+        wanted="at least",
+        confidence=confidence,
+        ok=p >= 1 - confidence,
+        seconds=watch.seconds,
+        note=note,
+        details={"p_values": p_values},
+    )
+
+
+def _ends(numbers: Tensor) -> Tensor:
+    half = MOST_COORDINATES // 2
+    return numbers if len(numbers) <= MOST_COORDINATES else torch.cat([numbers[:half], numbers[-half:]])
+
+
+def _slices(widths: list[int]) -> list[slice]:
+    ends = torch.tensor(widths).cumsum(0).tolist()
+    return [slice(end - width, end) for end, width in zip(ends, widths, strict=True) if width]
