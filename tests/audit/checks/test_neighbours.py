@@ -11,8 +11,8 @@ from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig, audit
 from spectral_dp.audit.checks.neighbours import large_sizes
+from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.mechanism.filters import ShapedFilter
-from spectral_dp.training import optimizer
 
 
 def verdicts(target):
@@ -165,23 +165,27 @@ def test_the_thorough_audit_tries_every_record_at_every_place():
     assert "'flat' at place 64 of a batch of 128" in found.note
 
 
-def test_the_real_step_is_audited_above_its_expected_batch(monkeypatch):
+def test_the_real_step_is_audited_above_its_expected_batch():
     """Negative control in the library's own step: noise that is left out where more came than expected."""
-    noisy = optimizer.add_noise
-    rows = []
 
-    def add_noise(clipped, sigma, noise, relation):
-        return noisy(clipped, sigma if rows[-1] <= 8 else 1e-30, noise, relation)
+    class Bare(audit.SpectralTarget):
+        def release(self, records, noise=None):
+            return super().release(records, noise if len(records) <= 8 else Script())
 
-    monkeypatch.setattr(optimizer, "add_noise", add_noise)
-    target = small.target()
-    released = target.release
-    monkeypatch.setattr(
-        target, "release", lambda records, noise=None: rows.append(len(records)) or released(records, noise)
-    )
-    found = verdicts(target)["batch size"]
+    found = verdicts(small.target(kind=Bare))["batch size"]
     assert found.ok is False
     assert "the noise" in found.note
+
+
+def test_control_noise_that_is_not_even_drawn_in_large_batches_is_caught():
+    """How many numbers to serve must not be learnt from a batch that asks for none."""
+    claim = audit.Claim(1.0, expected_batch_size=64)
+
+    def release(gradients):
+        total = clip_sum(gradients)
+        return total + torch.randn(gradients.shape[1]) if len(gradients) <= 64 else total
+
+    assert verdicts(audit.FunctionTarget(release, claim, returns="sum"))["batch size"].ok is False
 
 
 def test_rounding_of_a_large_sum_is_no_movement():

@@ -44,10 +44,18 @@ ROUNDING = 2.0**-21
 
 
 class Batch(NamedTuple):
-    """A batch, what it releases without noise, and whether it is a large one, of records that are cheap to release."""
+    """A batch, and what happened when it was released with the noise off.
+
+    Attributes:
+        records: The records.
+        release: What came out.
+        drawn: How many numbers were drawn for the noise.
+        large: Whether it is one of the large batches, of records that are cheap to release.
+    """
 
     records: list[Record]
     release: Tensor
+    drawn: int
     large: bool
 
 
@@ -152,7 +160,8 @@ def _batch_size(
         largest = max(batches, key=lambda batch: len(batch.records))
         dry = Script()
         target.release([target.null()] * len(largest.records), dry)
-        draws = torch.randn(dry.drawn, generator=generator)
+        # As many as any batch asks for: a batch that asks for none, where others do, has no noise.
+        draws = torch.randn(max(dry.drawn, *(batch.drawn for batch in batches)), generator=generator)
         reference = target.release([target.null()] * 2, Script(draws))
         origin = target.release([], Script())
         alone = [target.release([mate], Script()) - origin for mate in mates]
@@ -201,7 +210,8 @@ def _batch_size(
 
 
 def _batch(target: Target, records: list[Record], *, large: bool = False) -> Batch:
-    return Batch(records, target.release(records, Script()), large)
+    script = Script()
+    return Batch(records, target.release(records, script), script.drawn, large)
 
 
 def _moved(target: Target, batch: Batch, record: Record, place: int, bound: float) -> float:
