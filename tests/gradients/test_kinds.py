@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.gradients.test_model import check, images, run
+from tests.support.recorded_models import check, images, run
 from torch import nn
 from torch.nn import functional as F
 

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from tests.support.oracle import norm_of, relative_error, sample_gradients
+from tests.support.recorded_models import TOLERANCE, Reused, check, images, run
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,42 +21,6 @@ from spectral_dp.gradients.rules.rule import _RULES, Formed
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
 from spectral_dp.mechanism.filters import LowPassFilter
-
-TOLERANCE = 1e-9
-
-
-def run(model, x, spectral=None, dA=None):
-    """Recorded batch of ``<model(x), dA>``, and ``dA``."""
-    gradients = ModelGradients(model, spectral)
-    out = model(x)
-    dA = torch.randn_like(out) if dA is None else dA
-    (out * dA).sum().backward()
-    return gradients, gradients.take(), dA
-
-
-def check(model, x):
-    gradients, batch, dA = run(model, x)
-    gradients.remove()
-    expected = sample_gradients(model, (x,), dA)
-    assert relative_error(batch.squared_norms().sum(0), norm_of(expected)) < TOLERANCE
-    c = torch.rand(len(x), dtype=torch.float64)
-    sums = batch.clipped_sums(c)
-    names = {p: name for name, p in model.named_parameters()}
-    assert {names[p] for p in sums} == set(expected)
-    for p, value in sums.items():
-        total = torch.tensordot(c, expected[names[p]], dims=1)
-        assert relative_error(gradients.gradient(p, value), total) < TOLERANCE
-
-
-class Reused(nn.Module):
-    """One layer called three times, with different numbers of tokens."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(torch.tanh(self.layer(torch.sin(self.layer(x)))))
 
 
 class TiedAutoencoder(nn.Module):
@@ -76,10 +41,6 @@ def small_cnn():
         nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(),
         nn.Linear(16, 5), nn.LayerNorm(5), nn.Linear(5, 3),
     ).double()  # fmt: skip
-
-
-def images(n=4):
-    return torch.randn(n, 2, 6, 6, dtype=torch.float64)
 
 
 class TestSharing:

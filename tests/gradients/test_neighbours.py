@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.gradients.test_model import Reused
+from tests.support.recorded_models import Reused
 from torch import nn
 
 from spectral_dp.gradients import LayerConfig, ModelGradients

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.training.test_engine import BATCH, N, cnn, setup, task, train, weights
+from tests.support.private_runs import BATCH, N, cnn, setup, task, train, weights
 
 from spectral_dp import CheckpointError, PrivacyEngine, SpectralConfig
 from spectral_dp.accounting import Ledger, epsilon
@@ -571,7 +571,7 @@ RUN = """
     import json, sys
     from pathlib import Path
     import torch
-    from test_engine import setup
+    from tests.support.private_runs import setup
 
     path, steps = Path(sys.argv[1]), int(sys.argv[2])
     engine, model, optimizer, loader = setup(max_physical_batch_size=16)
@@ -595,7 +595,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_epsilon(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(textwrap.dedent(RUN))
     path, steps = tmp_path / "run.pt", 40
-    found = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    found = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(script), str(path), str(steps)]
     for kills, delay in enumerate((0.01, 0.07, 0.15)):

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from tests.support.privacy_checks import ScriptedNoise
+from tests.support.private_runs import BATCH, N, cnn, setup, task, train, weights
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -15,45 +16,6 @@ from spectral_dp.accounting import epsilon
 from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning
 from spectral_dp.mechanism.filters import AdaptiveFilter, LowPassFilter
-
-N, BATCH = 240, 40
-
-
-def task(n=N, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 1, 6, 6, generator=generator)
-    y = (x.flatten(1) @ torch.randn(36, 3, generator=generator)).argmax(1)
-    return TensorDataset(x, y)
-
-
-def cnn():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
-
-
-def setup(model=None, engine=None, *, dataset=None, lr=0.1, seed=7, **options):
-    model = model or cnn()
-    engine = engine or PrivacyEngine(seed=seed, reproducibility_over_privacy=True)
-    options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0} | options
-    private = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=lr),
-        data_loader=DataLoader(dataset or task(), batch_size=BATCH, shuffle=True),
-        **options,
-    )
-    return engine, *private
-
-
-def train(model, optimizer, loader, epochs=1, reduction="mean"):
-    for _ in range(epochs):
-        for x, y in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y, reduction=reduction).backward()
-            optimizer.step()
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 @pytest.fixture(autouse=True)
@@ -278,16 +240,13 @@ class TestOneRecordCountsOnce:
     def run(self, **options):
         engine, model, optimizer, loader = setup(
             dataset=TensorDataset(1e3 * torch.randn(2, 1, 6, 6), torch.tensor([0, 1])),
+            batch_size=2,  # all records in every batch
             lr=0.0,
             rehearsal=False,
             **options,
         )
         optimizer.noise = ScriptedNoise()
         return engine, model, optimizer, loader
-
-    @pytest.fixture(autouse=True)
-    def _all_records_in_every_batch(self, monkeypatch):
-        monkeypatch.setitem(globals(), "BATCH", 2)
 
     def step(self, model, optimizer, x, y):
         optimizer.zero_grad()

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.gradients.test_model import TOLERANCE, check, run
 from tests.support.oracle import norm_of, relative_error, sample_gradients
+from tests.support.recorded_models import TOLERANCE, check, run
 from torch import nn
 
 from spectral_dp.gradients import ModelGradients, RecordedBatch, Rule, register_rule
