@@ -77,11 +77,16 @@ class BrokenNoise(NoiseSource):
 
 
 class BrokenTarget(audit.SpectralTarget):
-    """The real training step, whose releases under the auditor's script make a mistake with what it serves."""
+    """The real training step, making a mistake with its own noise and with what the auditor serves in its place."""
 
     def __init__(self, *arguments, mistake: Callable[[Draw], Tensor], **options):
-        super().__init__(*arguments, **options)
         self._mistake = mistake
+        super().__init__(*arguments, **options)
+
+    def _train(self, *arguments):
+        training = super()._train(*arguments)
+        training.optimizer.noise = BrokenNoise(self._mistake, training.optimizer.noise)
+        return training
 
     def release(self, records, noise=None):
         return super().release(records, None if noise is None else _BrokenScript(self._mistake, noise))
