@@ -14,7 +14,7 @@ from torch import Tensor
 from spectral_dp import accounting, audit
 from spectral_dp.mechanism.noise import NoiseSource, SeededNoise
 from tests.support import broken_mechanisms
-from tests.support.broken_mechanisms import EXPECTED_BATCH
+from tests.support.broken_mechanisms import EXPECTED_BATCH, sound
 from tests.support.privacy_checks import MAX_NORM, SIGMA
 
 DIMENSION = 16
@@ -22,12 +22,6 @@ EFFORT = audit.Effort(2, canary_blocks=2, per_block=DIMENSION, scores=20_000, ru
 CLAIM = audit.Claim(SIGMA, MAX_NORM, EXPECTED_BATCH, sample_rate=0.1, steps=60, delta=1e-5)
 CONFIDENCE = 0.99
 PAPER_BATCH = 500
-
-
-def sound(samples: Tensor, noise: NoiseSource) -> Tensor:
-    """Everything as claimed, written like the doubles."""
-    total = broken_mechanisms._clipped(samples).sum(0)
-    return total + SIGMA * MAX_NORM * noise.normal(total.shape, dtype=total.dtype)
 
 
 class Twice(audit.FunctionTarget):
@@ -69,8 +63,7 @@ def counted_target(mistake, seed: int = 0) -> audit.FunctionTarget:
 
 def little_noise(samples: Tensor, noise: NoiseSource) -> Tensor:
     """Sound, with the noise multiplier of ``SHUFFLED``."""
-    total = broken_mechanisms._clipped(samples).sum(0)
-    return total + SHUFFLED.noise_multiplier * MAX_NORM * noise.normal(total.shape, dtype=total.dtype)
+    return sound(samples, noise, SHUFFLED.noise_multiplier)
 
 
 SHUFFLED = audit.Claim(0.25, MAX_NORM, EXPECTED_BATCH, sample_rate=0.125, steps=8, delta=1e-5)

@@ -30,6 +30,12 @@ def _noise(noise: NoiseSource, *shape: int) -> Tensor:
     return SIGMA * MAX_NORM * noise.normal(shape, dtype=torch.float64)
 
 
+def sound(samples: Tensor, noise: NoiseSource, noise_multiplier: float = SIGMA) -> Tensor:
+    """Everything as claimed, written like the others."""
+    total = _clipped(samples).sum(0)
+    return total + noise_multiplier * MAX_NORM * noise.normal(total.shape, dtype=torch.float64)
+
+
 def real_only_noise(samples: Tensor, noise: NoiseSource) -> Tensor:
     """Algorithm 1 as printed: real noise on complex coefficients. The odd part of the signal stays bare."""
     spectrum = torch.fft.fft(_clipped(samples).sum(0), norm="ortho")
