@@ -1,4 +1,4 @@
-"""All audits on one target, fast or thorough, in one report."""
+"""Makes all audits of one target, fast or thorough, and collects their verdicts in one report."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ ACCOUNTING_SLACK = 1e-3
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to look at.
+    """How much an audit looks at.
 
     Attributes:
-        blocks: Blocks of every layer in the linear-map audit.
-        canary_blocks: Blocks of every layer with canaries.
-        per_block: Canaries in each.
-        scores: Canary scores of single steps, about.
-        run_scores: Canaries in sampled runs, at least; where one run has fewer, there are several.
-        steps: Steps of a sampled run; all that are claimed, if fewer.
-        noise_steps: Releases whose noise is tested number by number.
-        calls: Releases whose noise is tested each by itself, at least: the first steps of a run, which are all that
-            are claimed if ``steps`` allows.
+        blocks: Number of blocks of every layer that the linear-map audit looks at.
+        canary_blocks: Number of blocks of every layer that hold canaries.
+        per_block: Number of canaries in each of them.
+        scores: Approximate number of canary scores of single steps.
+        run_scores: Least number of canaries in sampled runs. Where one run has fewer, several are made.
+        steps: Most steps of a sampled run. A run has no more steps than are claimed.
+        noise_steps: Number of releases whose noise is tested number by number.
+        calls: Least number of releases whose noise is tested each by itself. They are the first steps of a run, and all
+            its steps if ``steps`` allows.
         thorough: Whether every hostile record is tried at every place of every batch.
     """
 
@@ -79,10 +79,10 @@ class Effort:
     thorough: bool = False
 
 
-#: Below a minute for a network like LeNet-5.
+#: Takes below a minute for a network like LeNet-5.
 FAST = Effort(2, canary_blocks=80, per_block=6, scores=20_000, run_scores=1_000, steps=300, noise_steps=32)
 
-#: Below half an hour for the paper's networks: every step that is claimed.
+#: Takes below half an hour for the paper's networks, and looks at every step that is claimed.
 FULL = Effort(
     8,
     canary_blocks=160,
@@ -109,16 +109,21 @@ def run_audit(
 ) -> Report:
     """Makes every audit that the target allows.
 
-    Formal guarantee. If the target is what it claims (Gaussian noise of the claimed deviation, independent for every
-    released coordinate; contributions bounded as claimed; Poisson sampling), the report finds no violation with
-    probability at least ``confidence``.
+    Formal guarantee:
+
+    * Bounded: the report accuses a target that is what it claims with probability at most ``1 - confidence``.
+    * What it claims: Gaussian noise of the claimed deviation, independent for every released coordinate; contributions
+      bounded as claimed; Poisson sampling.
+    * The converse is not guaranteed. A report without a violation is no proof of privacy: ``docs/audit.md`` says what
+      each audit cannot show.
 
     Args:
-        target: What to audit.
+        target: The target to audit.
         effort: How much to look at.
-        confidence: See above; shared among the statistical audits.
-        seed: Of what the *auditor* chooses at random (blocks, directions, coins); drawn afresh where None.
-        on_stage: Called with the name of every stage as it begins; they are listed in ``STAGES``.
+        confidence: Probability with which a target that is what it claims must pass. It is shared among the audits
+            whose verdict is a matter of chance.
+        seed: Seed of what the *auditor* chooses at random (blocks, directions, coins). If None, it is drawn afresh.
+        on_stage: Called with the name of every stage when it begins. ``STAGES`` lists them.
     """
     entropy = np.random.SeedSequence(seed)
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))

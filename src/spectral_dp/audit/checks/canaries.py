@@ -30,7 +30,14 @@ FEWEST_SCORES = 24
 
 @dataclass(frozen=True, eq=False)
 class StepScores:
-    """Scores of one step, in deviations of the claimed noise, with the layer and class of each."""
+    """Scores of single steps, in deviations of the claimed noise.
+
+    Attributes:
+        values: The scores.
+        included: Whether the canary of each score was in the batch.
+        layers: The layer of its canary.
+        kinds: The class of its coordinate.
+    """
 
     values: NDArray[np.float64]
     included: NDArray[np.bool_]
@@ -44,7 +51,7 @@ class StepScores:
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
     def groups(self) -> dict[str, NDArray[np.bool_]]:
-        """All scores; those of each class; those of each layer. Classes with too few scores are not listed."""
+        """Masks for all scores, for those of each class and for those of each layer, where there are enough."""
         masks = {"all": np.ones(len(self.values), dtype=bool)}
         masks |= {f"class {k}": self.kinds == k for k in np.unique(self.kinds)}
         masks |= {f"layer {n}": self.layers == n for n in np.unique(self.layers)}
@@ -53,7 +60,7 @@ class StepScores:
 
 
 def score_steps(target: Target, flock: Flock, rounds: int, coins: np.random.Generator) -> StepScores:
-    """Releases batches in which every canary takes part by a fair coin; for replace-one, it or its opposite does."""
+    """Releases batches in which every canary takes part by a fair coin. Under replace-one, it or its opposite does."""
     values, included = [], []
     for _ in range(rounds):
         heads = coins.random(len(flock.canaries)) < 0.5
@@ -100,7 +107,13 @@ def check_one_step(scores: StepScores, target: Target, confidence: float, second
 
 @dataclass(frozen=True, eq=False)
 class RunScores:
-    """Scores of a training run: per canary and step ``(m, T)``, in units of the clipping bound; who was in the data."""
+    """Scores of a training run.
+
+    Attributes:
+        values: ``(m, T)``, for each canary and step, in units of the clipping bound.
+        included: ``(m,)``: whether the canary was in the data.
+        sample_rate: The probability that a record takes part in a step.
+    """
 
     values: NDArray[np.float64]
     included: NDArray[np.bool_]

@@ -1,12 +1,15 @@
-"""The every-call audit: is there fresh noise of the claimed size in each single release of a run?
+"""The every-call audit: whether each single release of a run has fresh noise of the claimed size.
 
-The noise-law audit pools many numbers of a few releases; one release without noise among a thousand does not show in
-it. Here every call is judged by itself. A run, with batches and step numbers of its own, trains on records that all
-move the release in one and the same direction. That direction is taken out of every release, parameter by parameter;
-what remains is noise alone, whatever the batch was, and is tested call by call (``statistics.call_law``).
+The noise-law audit pools many numbers of a few releases. One release without noise among a thousand does not show
+there. Here every call is judged by itself:
 
-What is covered is a number of calls, and it is stated. A call that was looked at and had no noise is found. Of calls
-that were not looked at, nothing is known: see :class:`~spectral_dp.audit.statistics.coverage.Coverage`.
+1. A run, with batches and step numbers of its own, trains on records that all move the release in the same direction.
+2. That direction is taken out of every release, parameter by parameter. What remains is noise alone, whatever the batch
+   was.
+3. This noise is tested call by call (``statistics/call_law.py``).
+
+A call that was looked at and had no noise is found. Nothing is known of calls that were not looked at, so the report
+states which were: see :class:`~spectral_dp.audit.statistics.coverage.Coverage`.
 """
 
 from __future__ import annotations
@@ -48,13 +51,16 @@ def check_every_call(
     """Tests the noise of every step of a run, or of several runs where one is short.
 
     Args:
-        target: What to audit.
-        noise: Its noise map, or None where its noise cannot be controlled.
-        steps: Of the run, at most.
+        target: The target to audit.
+        noise: The noise map of the target. None where its noise cannot be controlled.
+        steps: How many steps of the run to look at, at most.
         calls: How many releases to look at, at least.
-        confidence: That noise as claimed is not rejected, all calls together.
+        confidence: Probability with which noise as claimed must pass, all calls together.
         generator: Chooses the direction that the records share.
-        first: The very first releases that were asked of the target: see :func:`first_calls`.
+        first: The very first releases that were asked of the target, from :func:`first_calls`.
+
+    Returns:
+        The verdict, and which calls were looked at.
     """
     claim, length = target.claim, _length(target, steps, calls)
     runs = math.ceil(calls / length)
@@ -96,10 +102,10 @@ def check_every_call(
 
 
 def first_calls(target: Target, steps: int, calls: int) -> list[Tensor]:
-    """Makes the very first releases of a target, of records that contribute nothing; to be called before all else.
+    """Makes the very first releases of a target, of records that contribute nothing. Must be called before all else.
 
-    A target that starts every run afresh is asked for one. One that keeps its state has its first steps now or never:
-    it makes as many as :func:`check_every_call` will look at, or as can be kept.
+    A target that starts every run afresh is asked for one release. A target that keeps its state makes its first steps
+    now or never: it is asked for as many as :func:`check_every_call` looks at, or as can be kept.
     """
     if target.starts_afresh:
         return [target.release([target.null()] * 2)]

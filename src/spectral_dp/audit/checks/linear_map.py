@@ -49,7 +49,14 @@ class BlockMap(NamedTuple):
 
 
 def find_block_map(target: Target, noise: NoiseMap, block: Block, *, batch: int = 3) -> BlockMap:
-    """Returns signal map and noise covariance of one block, through the target's real step."""
+    """Finds the signal map and the noise covariance of one block, through the target's real step.
+
+    Args:
+        target: The target to look at.
+        noise: The noise map of the target, for batches of ``batch`` records.
+        block: The block to look at.
+        batch: How many records a batch has. All but one of them contribute nothing.
+    """
     prober, k = _Prober(target, noise, batch), len(block.labels)
     columns = [prober.shift(block.record(e, prober.length))[block.support] for e in torch.eye(k)]
     return BlockMap(torch.stack(columns, 1) / target.claim.max_grad_norm, noise.covariance(block.support))
@@ -71,11 +78,11 @@ def check_linear_map(
     """Compares the noise multiplier that a target has with the one it claims.
 
     Args:
-        target: What to audit.
-        noise: Its noise, for batches of ``batch`` records.
-        blocks: Where to look.
+        target: The target to audit.
+        noise: The noise map of the target, for batches of ``batch`` records.
+        blocks: The blocks to look at.
         generator: Chooses the random directions.
-        batch: How many records a batch has; all but one contribute nothing.
+        batch: How many records a batch has. All but one of them contribute nothing.
     """
     claim = target.claim
     with timed() as watch:

@@ -1,13 +1,16 @@
 """The neighbour audit: with the noise off, one record more, however hostile, moves the release by at most the bound.
 
-To batches of many sizes one more record is added: first, in the middle or last. The movement is compared with the
-sensitivity that is claimed. Code may do something else for large batches (split them, cut them off, divide by what
-came), so sizes go beyond what Poisson sampling reaches (:func:`large_sizes`).
+One more record is added to batches of many sizes: first, in the middle or last. The movement is compared with the
+claimed sensitivity. Code may do something else for large batches (split them, cut them off, divide by what came), so
+sizes go beyond what Poisson sampling reaches (:func:`large_sizes`). Records that are NaN or infinite have a line of
+their own, because not every library claims to bound them.
 
-The batch-size audit asks more: how many records there are, and what they are, must not matter at all. A record that
-contributes nothing moves nothing; many records give the sum of what each gives alone, so that whatever changes
-*between* the sizes tried shows as well; and the same draws give the same noise whatever the batch. Records that are NaN
-or infinite are judged by themselves, because not every library claims to bound them.
+The batch-size audit uses the same batches and asks more: how many records there are, and what they are, must not matter
+at all.
+
+* A record that contributes nothing moves nothing.
+* Many records give the sum of what each gives alone. What changes *between* the sizes that are tried shows here.
+* The same draws give the same noise, whatever the batch.
 """
 
 from __future__ import annotations
@@ -80,10 +83,14 @@ def check_neighbours(target: Target, generator: torch.Generator, *, thorough: bo
     """Measures how far one record can move the release.
 
     Args:
-        target: What to audit.
+        target: The target to audit.
         generator: Chooses the records.
-        thorough: Whether every hostile record is tried at every place of every batch; else places, and in large batches
-            records, take turns.
+        thorough: Whether every hostile record is tried at every place of every batch. Otherwise places take turns, and
+            in large batches records do.
+
+    Returns:
+        The verdicts on neighbours, on the batch size and, if the target can be given any, on records that are not
+        finite.
     """
     bound = target.claim.max_grad_norm * target.largest_gain
     hostile = target.hostile(generator)

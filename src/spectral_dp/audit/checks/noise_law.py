@@ -1,4 +1,4 @@
-"""The noise-law audit: is what is added to a release the noise that is claimed?
+"""The noise-law audit: whether what is added to a release is the noise that is claimed.
 
 Releases of batches that contribute nothing are noise alone. This noise is taken apart into the draws it was made of, in
 units of the deviation that is claimed for them (:func:`~spectral_dp.audit.instruments.noise_map.standardise_noise`).
@@ -25,10 +25,11 @@ def check_noise_law(target: Target, noise: NoiseMap | None, steps: int, confiden
     """Tests the noise of ``steps`` releases.
 
     Args:
-        target: What to audit.
-        noise: Its noise map, or None where its noise cannot be controlled: then numbers are tested as they are.
+        target: The target to audit.
+        noise: The noise map of the target. None where its noise cannot be controlled: then the numbers that it releases
+            are tested as they are.
         steps: How many releases to look at.
-        confidence: That noise as claimed is not rejected.
+        confidence: Probability with which noise as claimed must pass.
     """
     with timed() as watch:
         pieces: list[list[Tensor]] = []

@@ -1,15 +1,17 @@
-"""The sampling audit: does every record take part in a step by a coin of its own, as the accountant assumes?
+"""The sampling audit: whether every record takes part in a step by a coin of its own, as the accountant assumes.
 
-With the noise off, a canary shows in a release if and only if it took part. Under Poisson sampling the number of steps
-of each record is Binomial(T, q), and so is, with m records, the size of each batch Binomial(m, q). Shuffling has the
-right rate and the wrong spread: every record once an epoch, every batch of one size. Its privacy is worse than that of
-Poisson sampling at the same rate (Chua et al. 2024), so it must not be accounted for as such.
+With the noise off, a canary shows in a release if and only if it took part. Two lines of the report come from such a
+run:
 
-The same run shows how much of a canary there is in every step: never more than its clipped gradient, once. A record
-that is drawn twice, or a bound that grows as training goes on, is caught by that.
+* ``sampling``: under Poisson sampling the number of steps of each record is Binomial(T, q), and the size of each batch
+  of m records is Binomial(m, q). Shuffling has the right rate and the wrong spread: every record takes part once an
+  epoch, and every batch has one size. Its privacy is worse than that of Poisson sampling at the same rate (Chua et al.
+  2024), so it must not be accounted for as such.
+* ``neighbours, over a run``: no step holds more of a canary than its clipped gradient, once. This catches a record that
+  is drawn twice, and a bound that grows as training goes on.
 
-The rate is tested exactly; the two spreads by comparing their variance with that of simulated coins, which is exact,
-too, whatever the sizes.
+The rate is tested exactly. The two spreads are tested by comparing their variance with that of simulated coins, which
+is exact as well, whatever the sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,18 @@ SLACK = 1e-3
 def check_sampling(
     target: Target, flock: Flock, steps: int, confidence: float, generator: np.random.Generator
 ) -> list[Verdict]:
-    """Tests who takes part in ``steps`` steps on a data set of canaries, and with how much."""
+    """Tests which records take part in the steps of a run on a data set of canaries, and with how much.
+
+    Args:
+        target: The target to audit.
+        flock: The canaries, one record each.
+        steps: How many steps the run has.
+        confidence: Probability with which Poisson sampling must pass.
+        generator: Simulates coins for comparison.
+
+    Returns:
+        The verdicts on contributions and on sampling.
+    """
     with timed() as watch:
         run = target.run([canary.record for canary in flock.canaries], steps, noise_off=True)
         scores = np.stack([flock.scores(y) for y in run.releases])  # (T, m)

@@ -26,7 +26,17 @@ ORTHOGONAL = 1e-3
 
 
 class Canary(NamedTuple):
-    """A record made to be noticed; where; and how far it moves the release there, alone."""
+    """A record made to be noticed.
+
+    Attributes:
+        layer: The layer of its coordinate.
+        kind: The class of its coordinate.
+        record: The record.
+        opposite: The record with the opposite gradient.
+        support: Indices of the numbers of the release that it moves.
+        weights: Its direction there.
+        length: How far it moves the release, alone.
+    """
 
     layer: str
     kind: Kind
@@ -57,10 +67,17 @@ class Flock:
 def make_flocks(
     target: Target, blocks: Sequence[Block], per_block: int, generator: torch.Generator, noise: NoiseMap | None = None
 ) -> list[Flock]:
-    """Chooses canaries: in every block the special coordinates and some others, at most ``per_block``.
+    """Chooses canaries: in every block the special coordinates and some others.
 
-    Where a canary is to be looked for is seen, not assumed: by releasing it with the noise off. Of those whose noise is
-    correlated by the noise map (a crop does that) only one is kept, since scores must be independent.
+    The direction of a canary is not assumed. It is seen by releasing the canary with the noise off. Scores must be
+    independent, so of canaries whose noise is correlated (a crop does that) only one is kept.
+
+    Args:
+        target: The target to choose for.
+        blocks: The blocks to put canaries into.
+        per_block: How many canaries a block has, at most.
+        generator: Chooses among the coordinates that are not special.
+        noise: The noise map of the target. If None, the noise is taken to be white.
     """
     chosen: list[list[Canary]] = []
     for members in _apart(blocks):

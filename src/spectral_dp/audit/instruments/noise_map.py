@@ -114,7 +114,13 @@ class NoiseMap:
 
 
 def standardise_noise(release: Tensor, noise: NoiseMap | None, outputs: list[Output]) -> list[Tensor]:
-    """The noise of every parameter as numbers that are standard normal if the claim holds."""
+    """Returns the noise of every parameter as numbers that are standard normal if the claim holds.
+
+    Args:
+        release: A release of records that contribute nothing, ``(d,)``.
+        noise: The noise map of the target. If None, every number is taken by itself.
+        outputs: What the release consists of, with the deviations that are claimed.
+    """
     if noise is None:
         sizes = [output.size for output in outputs]
         pieces = zip(release.split(sizes), outputs, strict=True)

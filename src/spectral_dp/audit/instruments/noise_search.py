@@ -29,11 +29,15 @@ TOLERANCE = 1e-4
 
 
 class Unstructured(ValueError):
-    """The noise of a large release has no structure that could be found."""
+    """Raised where the noise of a large release has no structure that could be found."""
 
 
 def find_noise_map(target: Target, batch: int = 3) -> NoiseMap:
-    """Finds the noise of a target's release of a batch.
+    """Finds the noise map of a target.
+
+    Args:
+        target: The target.
+        batch: How many records a batch has. They contribute nothing.
 
     Raises:
         Unstructured: If the release is too large for a map without structure, and no structure fits.

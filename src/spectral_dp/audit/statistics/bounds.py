@@ -59,7 +59,10 @@ def corrected(confidence: float, looks: int) -> float:
 
 
 def checked_confidence(confidence: float) -> float:
-    """Returns the confidence if it is one; else raises ``ValueError``. The bounds are proved from 3/4 upwards."""
+    """Returns the confidence if it is valid, and raises ``ValueError`` otherwise.
+
+    The bounds of this module are proved for confidences of at least 3/4.
+    """
     if not 0.75 <= confidence < 1:
         raise ValueError(f"confidence must be at least 0.75 and below 1, for instance 0.95; got {confidence!r}")
     return confidence
@@ -71,9 +74,9 @@ class Mistakes:
 
     Attributes:
         threshold: From this score upwards the auditor says that the canary took part.
-        false_positives: Numbers without the canary that reached the threshold.
-        false_negatives: Numbers with the canary that did not.
-        trials: Numbers judged of *each* kind.
+        false_positives: Scores without the canary that reached the threshold.
+        false_negatives: Scores with the canary that did not.
+        trials: Scores judged of *each* kind.
         error_bound: Upper bound for (FPR + FNR) / 2.
         confidence: Probability, at least, that ``error_bound`` holds.
     """
@@ -88,12 +91,12 @@ class Mistakes:
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound(Mistakes):
-    """At least this much is revealed, with probability ``confidence``.
+    """How much is revealed at least, with probability ``confidence``.
 
     Attributes:
         mu: The release is no better than a Gaussian query of noise multiplier ``1 / mu``.
         epsilon: What such a query spends at ``delta``.
-        delta: As asked.
+        delta: The failure probability at which epsilon is stated.
     """
 
     mu: float
@@ -104,11 +107,16 @@ class LowerBound(Mistakes):
 def gaussian_lower_bound(scores_in: Numbers, scores_out: Numbers, *, delta: float, confidence: float) -> LowerBound:
     """Returns a lower bound for mu, and the epsilon at ``delta`` that belongs to it, of one Gaussian release.
 
-    Formal guarantee. If the scores are independent, each a function of a mu-GDP release with (``scores_in``) or without
-    (``scores_out``) the canary, then ``result.mu <= mu`` and ``result.epsilon <= gaussian_epsilon(1 / mu, delta)`` with
-    probability at least ``confidence``. Larger scores should speak for the canary; nothing else is assumed of them, and
-    infinite ones (a direction without noise) are welcome. Scores of several directions may be pooled, but a direction
-    with less noise than the others shows best on its own.
+    Formal guarantee:
+
+    * Bounded: ``result.mu <= mu`` and ``result.epsilon <= gaussian_epsilon(1 / mu, delta)``, both together with
+      probability at least ``confidence``.
+    * Assumption: the scores are independent, each a function of one mu-GDP release with (``scores_in``) or without
+      (``scores_out``) the canary.
+
+    Larger scores should speak for the canary. Nothing else is assumed of them: infinite scores, from a direction
+    without noise, are allowed. Scores of several directions may be pooled, but a direction with less noise than the
+    others shows best on its own.
 
     >>> rng = np.random.default_rng(0)
     >>> bound = gaussian_lower_bound(rng.normal(1, 1, 2000), rng.normal(0, 1, 2000), delta=1e-5, confidence=0.95)
@@ -116,10 +124,11 @@ def gaussian_lower_bound(scores_in: Numbers, scores_out: Numbers, *, delta: floa
     True
 
     Args:
-        scores_in: Numbers of releases with the canary, in any order that is not that of their values.
-        scores_out: Numbers of releases without it.
-        delta: In (0, 1).
-        confidence: At least 3/4. For the worst of several bounds see :func:`corrected`.
+        scores_in: Scores of releases with the canary, in any order that is not that of their values.
+        scores_out: Scores of releases without it.
+        delta: The failure probability at which epsilon is stated, between 0 and 1.
+        confidence: Probability with which the bound must hold, at least 3/4. For the worst of several bounds see
+            :func:`corrected`.
     """
     checked("delta", delta)
     mistakes = count_mistakes(scores_in, scores_out, confidence)
@@ -131,12 +140,17 @@ def gaussian_lower_bound(scores_in: Numbers, scores_out: Numbers, *, delta: floa
 def count_mistakes(scores_in: Numbers, scores_out: Numbers, confidence: float) -> Mistakes:
     """Chooses a threshold on one part of the scores and counts the mistakes it makes on the rest.
 
-    Formal guarantee. If the scores are independent, the bound for p = (FPR + FNR) / 2 holds, if p <= 1/2, with
-    probability at least ``confidence``; if p > 1/2 it is still at least 1/2. Proof: given the threshold, which other
-    scores chose, the mistakes are a sum of 2n independent Bernoullis of mean rate p. Let p <= 1/2 (lowering rates until
-    it is only makes mistakes fewer). The bound fails if there are at most k mistakes, for a k to which the binomial
-    (2n, p) gives a lower tail of at most 1 - confidence <= 1/4. Then k <= 2np - 1 (Greenberg & Mohri 2014, Thm. 1), and
-    for such a k the lower tail of the sum is at most that of the binomial (Hoeffding 1956, Thm. 4).
+    Formal guarantee:
+
+    * Bounded: p = (FPR + FNR) / 2 is at most ``error_bound`` with probability at least ``confidence`` if p <= 1/2. If
+      p > 1/2, ``error_bound`` is at least 1/2 with that probability.
+    * Assumption: the scores are independent.
+
+    Proof: given the threshold, which other scores chose, the mistakes are a sum of 2n independent Bernoullis of mean
+    rate p. Let p <= 1/2 (lowering rates until it is only makes mistakes fewer). The bound fails if there are at most k
+    mistakes, for a k to which the binomial (2n, p) gives a lower tail of at most 1 - confidence <= 1/4. Then
+    k <= 2np - 1 (Greenberg & Mohri 2014, Thm. 1), and for such a k the lower tail of the sum is at most that of the
+    binomial (Hoeffding 1956, Thm. 4).
 
     Midway between the means is the best threshold for Gaussian scores, and an eleventh of the scores finds it well
     enough: trying all thresholds on a half of them does worse. Surplus scores of the more numerous kind are left out.

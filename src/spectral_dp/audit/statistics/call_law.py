@@ -1,7 +1,7 @@
-"""Is the noise of each call, by itself, what it is claimed to be; and is it another one at every call?
+"""Tests whether the noise of each call, by itself, is what it is claimed to be, and is another one at every call.
 
-The companion of ``noise_law`` for many calls, of which only a summary is kept. Every test is
-exact for independent standard normals, and corrected for how many times it looks:
+This is the companion of ``noise_law.py`` for many calls, of which only a summary is kept. Every test is exact for
+independent standard normals, and corrected for how many times it looks:
 
     scale     the energy of every parameter, and of all together, in single calls and in 2, 4, 8, ... calls in a row: a
               call without noise, a parameter without noise, noise that fades, noise that ends
@@ -66,8 +66,10 @@ class CallNoise:
 def judge_calls(seen: CallNoise, *, confidence: float) -> NoiseLaw:
     """Tests the noise of many calls.
 
-    Formal guarantee. Independent standard normals are rejected with probability at most ``1 - confidence``, all tests
-    and calls together.
+    Formal guarantee:
+
+    * Bounded: independent standard normals are rejected with probability at most ``1 - confidence``, all tests and
+      all calls together.
     """
     checked_confidence(confidence)
     width, calls, where = int(seen.widths.sum()), len(seen.silent), ""

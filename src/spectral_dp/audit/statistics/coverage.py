@@ -10,12 +10,12 @@ RARITIES = (100, 1_000, 1_000_000)
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which calls were looked at.
+    """Which releases had their noise looked at.
 
     Attributes:
-        calls: How many releases, each by itself.
-        steps: Of the claimed run, the first so many steps were among them.
-        claimed_steps: How many steps the run has.
+        calls: How many releases were looked at, each by itself.
+        steps: How many steps of the claimed run were among them, from the first one on.
+        claimed_steps: How many steps the claimed run has.
     """
 
     calls: int
@@ -51,5 +51,5 @@ class Coverage:
 
 
 def _rounded(probability: float) -> str:
-    """Never rounded up to certainty."""
+    """The probability in words, never rounded up to certainty."""
     return "above 0.99" if probability > 0.99 else f"{probability:.2g}"

@@ -1,7 +1,7 @@
-"""Is the noise what it is claimed to be: independent normals of one known deviation, fresh at every step?
+"""Tests whether noise is what it is claimed to be: independent normals of one known deviation, fresh at every step.
 
-*Residuals* are released coordinates minus what they would be without noise; of coordinates that a filter drops there
-are none. Every test is exact for independent normals, so the rate of false alarms is as stated for any number of
+*Residuals* are released coordinates minus what they would be without noise. Coordinates that a filter drops have none.
+Every test is exact for independent normals, so the rate of false alarms is as stated for any number of
 residuals. Deviations are judged by chi-square, the shape by Kolmogorov-Smirnov, dependence by the cosine c between two
 vectors of n residuals, for which (1 + c)/2 ~ Beta((n-1)/2, (n-1)/2) whatever the scale.
 """
@@ -88,14 +88,16 @@ def judge_noise(
 ) -> NoiseLaw:
     """Tests residuals ``(steps, coordinates)`` for being independent N(0, claimed_std²).
 
-    Formal guarantee. Noise as claimed is rejected with probability at most ``1 - confidence``.
+    Formal guarantee:
+
+    * Bounded: noise as claimed is rejected with probability at most ``1 - confidence``, all tests together.
 
     Args:
-        residuals: Noise alone, one row a step.
-        claimed_std: σC, or one deviation per coordinate.
-        confidence: At least 3/4.
-        blocks: Slices of the coordinates that must not share noise, such as the layers of a model. Compared from their
-            beginnings, as a generator started again for each layer would repeat itself.
+        residuals: Noise alone, one row for each step.
+        claimed_std: The claimed deviation σC, or one deviation for each coordinate.
+        confidence: Probability with which noise as claimed must pass, at least 3/4.
+        blocks: Slices of the coordinates that must not share noise, such as the layers of a model. They are compared
+            from their beginnings, since a generator that is started again for each layer repeats itself there.
     """
     checked_confidence(confidence)
     z = _standardised(residuals, claimed_std)

@@ -26,14 +26,14 @@ from spectral_dp.audit.statistics.bounds import Numbers, checked_confidence, cor
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """The best of the bounds tried, each taken at a corrected confidence: all hold together at ``confidence``.
+    """The best of the bounds that were tried, each at a corrected confidence, so that all hold at ``confidence``.
 
     Attributes:
         epsilon: The run reveals at least this much at ``delta``.
         guesses: How many canaries were guessed in the best try.
         correct: How many of these guesses were right.
         canaries: How many canaries there were.
-        delta: As asked.
+        delta: The failure probability at which epsilon is stated.
         confidence: Probability, at least, that the bound holds.
     """
 
@@ -73,15 +73,19 @@ def bound_from_guesses(
 ) -> OneRunBound:
     """Guesses the extreme scores, half of them in and half of them out, and returns the best bound of several tries.
 
-    Formal guarantee. If each canary was included by an independent fair coin, the run was (ε, δ)-DP, and ``guesses``
-    was fixed before looking at ``included``, then ``result.epsilon <= ε`` with probability at least ``confidence``.
+    Formal guarantee:
+
+    * Bounded: ``result.epsilon <= ε`` with probability at least ``confidence``, if the run was (ε, δ)-DP.
+    * Assumption: each canary was included by an independent fair coin, and ``guesses`` was fixed before looking at
+      ``included``. Nothing is assumed of noise or sampling.
 
     Args:
-        scores: One per canary, from the releases alone; larger speaks for inclusion.
-        included: What the coins said.
-        guesses: How many canaries to guess, one try each. Few tries: each is corrected for the others.
-        delta: In (0, 1).
-        confidence: At least 3/4.
+        scores: One score for each canary, computed from the releases alone. Larger scores speak for inclusion.
+        included: Whether each canary was in the data, as its coin fell.
+        guesses: How many canaries to guess, one number for each try. Every try is corrected for the others, so that few
+            tries give better bounds.
+        delta: The failure probability at which epsilon is stated, between 0 and 1.
+        confidence: Probability with which the bound must hold, at least 3/4.
     """
     truth = np.where(np.asarray(included, dtype=bool), 1, -1)
     if truth.shape != np.shape(scores) or not guesses:
@@ -101,7 +105,7 @@ def bound_from_guesses(
 def one_run_lower_bound(guesses: int, correct: int, canaries: int, *, delta: float, confidence: float) -> float:
     """Returns the epsilon that ``correct`` right ones among ``guesses`` rule out, for ``canaries`` fair coins.
 
-    Formal guarantee. As :func:`bound_from_guesses`, for a number of guesses fixed in advance.
+    The guarantee is that of :func:`bound_from_guesses`, for a number of guesses that was fixed in advance.
 
     >>> round(one_run_lower_bound(100, 75, 1000, delta=1e-4, confidence=0.95), 3)  # the paper's appendix D
     0.673

@@ -35,7 +35,7 @@ def log_likelihood_ratio(x: NDArray[np.floating], sigma: float, q: float) -> NDA
 
 @dataclass(frozen=True, kw_only=True)
 class SampledLowerBound(Mistakes):
-    """At least this much is revealed, with probability ``confidence``.
+    """How much is revealed at least, with probability ``confidence``.
 
     Attributes:
         noise_multiplier: More noise than this cannot have been added. Infinite if the scores say nothing; 0 if *no*
@@ -43,7 +43,7 @@ class SampledLowerBound(Mistakes):
         epsilon: What that noise multiplier spends at ``delta``, by the accountant of this library.
         direct_epsilon: A lower bound for epsilon that assumes neither Gaussian noise nor Poisson sampling. Never more
             than ``epsilon``, but for the bisection's resolution.
-        delta: As asked.
+        delta: The failure probability at which epsilon is stated.
     """
 
     noise_multiplier: float
@@ -64,10 +64,15 @@ def sampled_lower_bound(
 ) -> SampledLowerBound:
     """Returns a lower bound for the epsilon of a run of sampled Gaussian steps.
 
-    Formal guarantee. If the scores are independent, each a function of the releases of a run of ``steps`` steps of
-    noise multiplier s and rate ``sample_rate`` with (``scores_in``) or without (``scores_out``) the canary, then with
-    probability at least ``confidence`` s is at most ``result.noise_multiplier``, so that the accountant's epsilon for
-    the true s is at least ``result.epsilon``. Proof: in general FNR + e^ε FPR >= 1 - δ_s(ε), and the same with FPR and
+    Formal guarantee:
+
+    * Bounded: with probability at least ``confidence`` the true noise multiplier s is at most
+      ``result.noise_multiplier``, so that the accountant's epsilon for s is at least ``result.epsilon``.
+    * Assumption: the scores are independent, each a function of the releases of a run of ``steps`` Poisson-sampled
+      Gaussian steps of noise multiplier s and rate ``sample_rate``, with (``scores_in``) or without (``scores_out``)
+      the canary.
+
+    Proof: in general FNR + e^ε FPR >= 1 - δ_s(ε), and the same with FPR and
     FNR exchanged. At ε = 0 both say FPR + FNR >= 1 - δ_s(0), total variation being symmetric, and that is the sum which
     :func:`count_mistakes` bounds. The accountant's δ_s is an upper bound and falls with s, so every s with
     1 - δ_s(0) > 2 ``error_bound`` is ruled out; a bisection finds the least of them.
@@ -78,11 +83,11 @@ def sampled_lower_bound(
         scores_in: Per-step scores ``(n, steps)`` of n canaries that were in the data, or any ``(n,)`` numbers that are
             larger for those: one per canary, in an order that is not that of their values.
         scores_out: The same of canaries that were not.
-        noise_multiplier: As claimed.
-        sample_rate: As claimed.
+        noise_multiplier: The claimed noise multiplier.
+        sample_rate: The claimed probability that a record takes part in a step.
         steps: Number of releases.
-        delta: In (0, 1).
-        confidence: At least 3/4.
+        delta: The failure probability at which epsilon is stated, between 0 and 1.
+        confidence: Probability with which the bound must hold, at least 3/4.
     """
     claimed = checked_phase(noise_multiplier, sample_rate, steps)
     checked("delta", delta)
