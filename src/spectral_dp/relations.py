@@ -1,18 +1,18 @@
-"""Which data sets count as neighbours."""
+"""The neighbouring relation: which pairs of data sets a privacy guarantee compares."""
 
 from enum import StrEnum
 
 
 class Relation(StrEnum):
-    """The neighbouring relation a guarantee speaks about.
+    """The neighbouring relation for which a guarantee holds.
 
-    - ``ADD_OR_REMOVE_ONE``: the neighbour lacks one record, or has one more. A sum of records clipped to norm
-      C changes by at most C.
-    - ``REPLACE_ONE``: the neighbour has the same number of records and one of them is different. The old record
-      leaves and the new one enters, so the sum changes by at most 2C.
+    - ``ADD_OR_REMOVE_ONE``: The neighbour has one record less or one record more. A sum of records that are clipped
+      to norm C changes by at most C.
+    - ``REPLACE_ONE``: The neighbour has the same number of records, and one of them is different. The old record
+      leaves the sum and the new one enters it, so the sum changes by at most 2C.
 
-    The noise of this library always has standard deviation ``noise_multiplier * sensitivity(relation)``: the
-    same multiplier therefore means twice the noise under ``REPLACE_ONE``.
+    The noise of this library always has standard deviation ``noise_multiplier * sensitivity(relation)``. The same
+    multiplier therefore means twice the noise under ``REPLACE_ONE``.
     """
 
     ADD_OR_REMOVE_ONE = "add_or_remove_one"

@@ -1,10 +1,11 @@
-"""Accounting: what private training spends, and the noise or the steps that fit a budget.
+"""Accounting: how much privacy training spends, and which noise or how many steps fit a budget.
 
-- ``calibration``: epsilon and delta of equal steps, and the noise or steps for a target. It states the guarantee.
-- ``ledger``: which releases were made, in order, and what they have spent together.
-- ``budget``: a plan, and whether one step more keeps within it.
-- ``privacy_loss``: what phases of steps spend, built on ``pairs`` (dominating pairs of one step), ``composition``
-  (discretised losses) and ``coarsening`` (fine schedules).
+- ``calibration``: computes epsilon and delta of equal steps, and the noise or the number of steps for a target. Its
+  docstring states the guarantee of this folder.
+- ``ledger``: lists the releases that were made, in order, and computes what they have spent together.
+- ``budget``: decides whether one more step stays within a planned budget.
+- ``privacy_loss``: computes what phases of steps spend. It is built on ``pairs`` (the dominating pairs of one step),
+  ``composition`` (discretised privacy losses) and ``coarsening`` (schedules with many different steps).
 """
 
 from spectral_dp.accounting.calibration import (

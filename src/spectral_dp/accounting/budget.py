@@ -1,4 +1,4 @@
-"""The budget of a run: what has been spent, and what was planned."""
+"""The privacy budget of a run, and the decision whether one more step stays within it."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from spectral_dp.accounting.privacy_loss import (
 )
 from spectral_dp.relations import Relation
 
-_MARGIN, _MARGIN_UNSAMPLED = 3e-4, 3e-3  # of epsilon, that an allowance leaves unused (see Allowance)
-_CLASSES = 7  # the level of the grid that tells classes of steps apart: of spacing 1/8
-_LEAST_NOISE = 1e-3  # steps with less are decided one by one
-_ERRORS_OF_KINDS = 8 * ROUNDING * MAX_KINDS  # what composing so many kinds may take from delta, tails included
+_MARGIN, _MARGIN_UNSAMPLED = 3e-4, 3e-3  # fraction of epsilon that an allowance leaves unused (see Allowance)
+_CLASSES = 7  # level of the grid (coarsening.py) that separates the classes of steps; its spacing is 1/8
+_LEAST_NOISE = 1e-3  # steps with a smaller noise multiplier are decided one by one
+_ERRORS_OF_KINDS = 8 * ROUNDING * MAX_KINDS  # part of delta that composing so many kinds may use up, with tails
 
 
 class BudgetExhausted(RuntimeError):
-    """Raised by a step beyond the planned budget when the engine was told to stop there."""
+    """Raised by a step that would exceed the planned budget, if the engine was told to stop there."""
 
 
 class EngineAccountant:
-    """The ledger under the name Opacus users look for: ``engine.accountant.get_epsilon(delta)``."""
+    """Access to the ledger under the name that Opacus users know: ``engine.accountant.get_epsilon(delta)``."""
 
     def __init__(self, name: Accountant, ledger: Ledger) -> None:
-        check_accountant(name, ledger.relation)  # here, and not after training
+        check_accountant(name, ledger.relation)  # before training rather than after it
         self.name = name
         self.ledger = ledger
 
     def get_epsilon(self, delta: float) -> float:
-        """Returns the ``ε`` spent so far at ``delta``."""
+        """Returns an upper bound on the ``ε`` that was spent so far at ``delta``."""
         return self.ledger.epsilon(delta, accountant=self.name)
 
     @property
     def history(self) -> list[Phase]:
-        """What was run: noise multiplier, sample rate and number of steps of each phase."""
+        """The noise multiplier, the sample rate and the number of steps of each phase that was run."""
         return list(self.ledger.phases)
 
     def __len__(self) -> int:
@@ -51,22 +51,33 @@ class EngineAccountant:
 
 
 class Budget:
-    """A plan: so many steps of one kind within ``(ε, δ)``.
+    """A budget of ``(ε, δ)`` and the steps that were planned for it.
 
-    Formal guarantee. A step is allowed only if what ``Ledger.epsilon`` would report after it is within the budget, and
-    refused only if it would not be. Yet epsilon is seldom computed: once for an :class:`Allowance` of steps to come,
-    which are then only counted. Where noise or rate change at every step, that is some dozens of times in a run, and
-    for each of the last 0.03 % of its steps.
+    Formal guarantee:
+
+    - A step is allowed only if the epsilon that ``Ledger.epsilon`` reports after it is within the budget.
+    - A step is refused only if that epsilon is not within the budget.
+
+    Epsilon is nevertheless seldom computed. It is computed once for an :class:`Allowance` of future steps, which are
+    then only counted. If the noise or the sample rate changes at every step, it is computed some dozens of times in a
+    run, and for each of the last 0.03 % of its steps.
+
+    Args:
+        epsilon: Largest epsilon that the run may spend.
+        delta: Delta at which epsilon is measured.
+        planned: Phase for which the noise was calibrated. As long as all steps are of this phase, nothing is computed.
+        stop: Whether a step beyond the budget is an error. Otherwise the first such step gives a warning.
+        accountant: Accounting method, ``"pld"`` or ``"rdp"``.
     """
 
     def __init__(self, epsilon: float, delta: float, planned: Phase, stop: bool, accountant: Accountant) -> None:
         self.epsilon, self.delta, self.planned, self.stop, self.accountant = epsilon, delta, planned, stop, accountant
         self._warned = False
         self._allowance: Allowance | None = None
-        self._variance_per_epsilon = 0.0  # as last seen
+        self._variance_per_epsilon = 0.0  # of the latest phases for which epsilon was computed
 
     def is_spent(self, ledger: Ledger, noise_multiplier: float, sample_rate: float) -> bool:
-        """Whether one step more, with this noise and rate, would exceed the plan."""
+        """Returns whether one more step, with this noise and sample rate, would exceed the budget."""
         phases, step = ledger.phases, checked_phase(noise_multiplier, sample_rate, 1)
         as_planned = {phase[:2] for phase in (*phases[:2], step)} == {self.planned[:2]}  # equal steps are one phase
         if as_planned and ledger.steps < self.planned.steps:
@@ -79,7 +90,13 @@ class Budget:
         return self._allowance is None and self._spent((*phases, step), ledger.relation) > self.epsilon
 
     def check(self, ledger: Ledger, noise_multiplier: float, sample_rate: float) -> None:
-        """Called before a release with this noise and rate."""
+        """Raises an error or warns if a release with this noise and sample rate would exceed the budget.
+
+        It must be called before the release.
+
+        Raises:
+            BudgetExhausted: If the budget would be exceeded and ``stop`` is true.
+        """
         if (self.stop or not self._warned) and self.is_spent(ledger, noise_multiplier, sample_rate):
             message = (
                 f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent after {ledger.steps} steps"
@@ -100,7 +117,10 @@ class Budget:
     def _allow(
         self, phases: tuple[Phase, ...], step: Phase, relation: Relation, before: Allowance | None
     ) -> Allowance | None:
-        """Returns an allowance for this step and more like it and those before it, or None if it is hard to tell."""
+        """Returns an allowance for this step and for more steps like it and like those before it.
+
+        Returns None if there is no such allowance, so that this step must be decided by itself.
+        """
         delta = self.delta - _ERRORS_OF_KINDS
         if step.noise_multiplier < _LEAST_NOISE or delta <= 0 or _counts_as_unsampled(step):
             return None
@@ -108,7 +128,7 @@ class Budget:
         seen = {**(before.seen if before else {})}
         seen[own] = seen.get(own, 0) + 1
         margin = _MARGIN_UNSAMPLED if any(rate == 1 for _, rate in seen) else _MARGIN
-        # Epsilon grows at most in proportion to the variance of the loss, so that nearly always this much is within.
+        # Epsilon grows at most in proportion to the variance of the loss, so this much is nearly always within.
         room = self._variance_per_epsilon * self.epsilon * (1 - 2 * margin) - sum(map(loss_variance, phases))
         times = room / sum(loss_variance(Phase(*kind, count)) for kind, count in seen.items())
         for share in (times, times / 2, times / 8):
@@ -118,7 +138,7 @@ class Budget:
             ahead = (*phases, *(Phase(*kind, count) for kind, count in classes.items()))
             sampled = {phase[:2]: 1 for phase in (*ahead, step) if phase.sample_rate < 1}
             level, _ = coarsened(sampled)
-            with suppress(ValueError):  # a delta lost in the rounding errors of so many steps
+            with suppress(ValueError):  # delta is smaller than the rounding errors of so many steps
                 spent = self._noted(ahead, spending(ahead, self.accountant, relation, level).epsilon(delta))
                 if self.accountant == "pld" and sampled and spent <= self.epsilon:
                     spent = max(spent, with_more_kinds(spent, delta, ahead, relation, level) / (1 + margin))
@@ -128,22 +148,26 @@ class Budget:
 
 
 class Allowance(NamedTuple):
-    """Steps to come that were found to be within the budget in advance.
+    """Future steps that were found to be within the budget in advance.
 
-    They are counted by class: what their kind counts as on a coarse grid, which spends at least as much. Accounting for
-    the steps themselves then reports no more, but for one thing: they are of more kinds than the classes, and kinds
-    cost a little in rounding to a grid. As long as they take no coarser a level (``coarsening.py``) than was computed
-    with, that is at most the relative margin that was left, or what ``with_more_kinds`` allows for, if that is more.
+    The steps are counted by class. The class of a step is the kind as which it counts on a coarse grid, and it spends
+    at least as much as the step. Accounting for the steps themselves then reports no more, with one exception: there
+    are more kinds of steps than classes, and rounding each kind to a grid costs a little. As long as the steps need no
+    coarser level (``coarsening.py``) than the one that was computed with, this cost is at most the relative margin that
+    was left, or what ``with_more_kinds`` allows for, whichever is larger.
     """
 
-    phases: tuple[Phase, ...]  # of the ledger that it continues
-    left: dict[Kind, int]  # steps to come of each class
-    level: int
-    cells: frozenset[Cell]  # of the ledger, on that level
-    seen: dict[Kind, int]  # steps that came, of each class
+    phases: tuple[Phase, ...]  # the phases of the ledger that this allowance continues
+    left: dict[Kind, int]  # the number of future steps of each class
+    level: int  # the level of coarsening with which epsilon was computed
+    cells: frozenset[Cell]  # the points of the ledger's kinds on that level
+    seen: dict[Kind, int]  # the number of steps of each class since the allowance was computed
 
     def after(self, phases: tuple[Phase, ...]) -> Allowance | None:
-        """Returns what is left for a ledger of these phases; None if it does not continue ours, or goes further."""
+        """Returns the allowance that is left for a ledger of these phases.
+
+        Returns None if the ledger does not continue ours, or if it lists steps that the allowance does not cover.
+        """
         new = _beyond(self.phases, phases)
         if new is None or any(phase.noise_multiplier < _LEAST_NOISE or _counts_as_unsampled(phase) for phase in new):
             return None
@@ -152,7 +176,7 @@ class Allowance(NamedTuple):
             sigma, rate = own = counted_as(phase[:2], _CLASSES)
             seen[own] = seen.get(own, 0) + phase.steps
             needed = phase.steps
-            for kind in sorted(left, key=lambda kind: kind != own):  # its own class first, or one that spends more
+            for kind in sorted(left, key=lambda kind: kind != own):  # its own class first, then those that spend more
                 if kind[0] <= sigma and kind[1] >= rate and (kind[1] == 1) == (rate == 1):
                     taken = min(needed, left[kind])
                     left[kind] -= taken
@@ -166,12 +190,12 @@ class Allowance(NamedTuple):
 
 
 def _counts_as_unsampled(phase: Phase) -> bool:
-    """Whether a sampled step is of a class without sampling, which is composed exactly, while the step is not."""
+    """Returns whether a sampled step has an unsampled class, which is composed exactly while the step is not."""
     return phase.sample_rate < 1 and counted_as(phase[:2], _CLASSES)[1] == 1
 
 
 def _beyond(before: tuple[Phase, ...], after: tuple[Phase, ...]) -> tuple[Phase, ...] | None:
-    """Returns what was recorded since; None if ``after`` does not continue ``before``."""
+    """Returns the phases of ``after`` that follow those of ``before``, or None if ``after`` does not continue them."""
     if not before:
         return after
     last = len(before) - 1

@@ -1,22 +1,42 @@
-"""Privacy accounting: what training spends, and the noise or the steps that fit a budget.
+"""Epsilon and delta of equal training steps, and the noise or the number of steps that fit a budget.
 
-One step: every record joins the batch independently with probability ``q`` (Poisson sampling), the clipped
-contributions are summed, and Gaussian noise of deviation ``σ * sensitivity(relation)`` is added. What steps spend
-together is computed in ``privacy_loss.py``, and tested against ``dp_accounting``.
+In one step, every record joins the batch independently with probability ``q`` (Poisson sampling), the clipped
+contributions are summed, and Gaussian noise of standard deviation ``σ * sensitivity(relation)`` is added.
+``privacy_loss.py`` computes what such steps spend together; the tests compare it with ``dp_accounting``.
 
-Formal guarantee. If every step ran as above, with the ``noise_multiplier`` σ and ``sample_rate`` q given here, all
-releases together are ``(ε, δ)``-DP for neighbours under ``relation``, also when a query depends on earlier releases.
-Each number returned is an *upper* bound on what is spent (infinity is one), it does not fall when steps are added
-(up to rounding errors: ``privacy_loss.spending``), and every calibration ends on the private side.
+Formal guarantee:
 
-- Add or remove one, sensitivity C, s = σC: the pair (1-q) N(0, s²) + q N(C, s²) and N(0, s²), in both orders,
+- What is bounded: all releases together are ``(ε, δ)``-DP, also when a query depends on earlier releases.
+- For which neighbours: data sets that are neighbours under ``relation``.
+- Under which assumption: every step ran as described above, with the ``noise_multiplier`` σ and the ``sample_rate`` q
+  that are given here.
+- Every returned number is an *upper* bound on what is spent (infinity is one). It does not decrease when steps are
+  added, except for rounding errors (see ``privacy_loss.spending``). Every calibration ends on the private side.
+
+Theorems:
+
+- Add or remove one (sensitivity C, s = σC): the pair (1-q) N(0, s²) + q N(C, s²) and N(0, s²), in both orders,
   dominates one step, and dominating pairs compose (Zhu, Dong & Wang 2022, Thms. 11 and 10).
-- Replace one, sensitivity 2C, s = 2σC: the pair (1-q) N(0, s²) + q N(±C, s²) dominates one step. Proof: the other
-  records only mix translates of one pair with means x, y of norm <= C (joint convexity). To an event of mass p under
-  N(0), Neyman-Pearson allows at most Φ(Φ⁻¹(p) + C/s) under N(x), and at least Φ(Φ⁻¹(p) - C/s) under N(y). With means
-  ±C a half-line of mass p attains both, so that pair has the largest hockey-stick divergence, at every order. (The
-  multiplier of ``dp_accounting``'s own REPLACE_ONE is in units of C. In our units of 2C the means are ±1/2.)
-- q = 1 is plain composition of Gaussians: exact, and the same for both relations (Balle & Wang 2018, Thm. 8).
+- Replace one (sensitivity 2C, s = 2σC): the pair (1-q) N(0, s²) + q N(±C, s²) dominates one step. Proof: the other
+  records only mix translates of one pair with means x, y of norm <= C (joint convexity). For an event of mass p under
+  N(0), Neyman-Pearson gives a mass of at most Φ(Φ⁻¹(p) + C/s) under N(x), and of at least Φ(Φ⁻¹(p) - C/s) under N(y).
+  With means ±C, a half-line of mass p attains both bounds. So this pair has the largest hockey-stick divergence at
+  every order. (The multiplier of REPLACE_ONE in ``dp_accounting`` is in units of C. In our units of 2C the means are
+  ±1/2.)
+- q = 1 is plain composition of Gaussians. It is exact and the same for both relations (Balle & Wang 2018, Thm. 8).
+
+Edge cases:
+
+===================================================  =================================================================
+case                                                 result
+===================================================  =================================================================
+sample rate 1 at every step, ``"pld"``               exact composition of Gaussians
+noise multiplier below 1e-4, also 0                  epsilon is infinite, delta is 1
+below 1e-2, with sampled steps and ``"pld"``         the same
+zero steps                                           an empty ledger has spent 0; functions that take ``steps`` raise
+delta below the rounding errors of ``"pld"``         ``ValueError`` that recommends ``"rdp"``
+more than 10^8 steps                                 ``ValueError``
+===================================================  =================================================================
 """
 
 import math
@@ -52,7 +72,7 @@ __all__ = [
     "warn_if_delta_too_large",
 ]
 
-RESOLUTION = 5e-4  # how close, relatively, a calibrated multiplier is to the smallest private one
+RESOLUTION = 5e-4  # relative distance, at most, of a calibrated multiplier from the smallest private one
 
 
 def epsilon(
@@ -64,18 +84,27 @@ def epsilon(
     accountant: Accountant = "pld",
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
 ) -> float:
-    """Returns the epsilon that ``steps`` equal steps spend at ``delta``; infinity where there is next to no noise.
+    """Returns an upper bound on the epsilon that ``steps`` equal steps spend at ``delta``.
 
     >>> round(epsilon(1.62, 1024 / 60_000, 30 * 59, 1e-5), 2)
     2.01
 
     Args:
-        noise_multiplier: Noise standard deviation over the sensitivity of ``relation`` (C, or 2C for replace-one).
-        sample_rate: Probability in (0, 1] that a record joins a batch; 1 is no subsampling.
+        noise_multiplier: Standard deviation of the noise, divided by the sensitivity under ``relation`` (C, or 2C for
+            replace-one).
+        sample_rate: Probability in (0, 1] that a record joins a batch. A rate of 1 means no subsampling.
         steps: Number of noisy releases.
-        delta: In (0, 1); choose it well below one over the number of records.
-        accountant: ``"pld"`` (tight) or ``"rdp"`` (looser, add-or-remove only; for very small delta).
-        relation: Which data sets are neighbours.
+        delta: Failure probability of the guarantee, in (0, 1). Choose it well below one over the number of records.
+        accountant: Accounting method: ``"pld"`` (tight) or ``"rdp"`` (looser, for add-or-remove-one only; use it when
+            delta is very small).
+        relation: Neighbouring relation for which the guarantee is stated.
+
+    Returns:
+        An upper bound on epsilon. It is infinite where there is almost no noise.
+
+    Raises:
+        ValueError: If an argument is outside its domain, if ``"rdp"`` is asked for replace-one, or if ``delta`` is
+            smaller than the rounding errors of ``"pld"``.
     """
     phase = checked_phase(noise_multiplier, sample_rate, steps)
     return spending([phase], accountant, relation).epsilon(checked("delta", delta))
@@ -90,7 +119,10 @@ def delta(
     accountant: Accountant = "pld",
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
 ) -> float:
-    """Returns the smallest delta we can certify at ``epsilon``: the counterpart of :func:`epsilon`."""
+    """Returns the smallest delta that the accountant can certify for ``steps`` equal steps at ``epsilon``.
+
+    This is the inverse of :func:`epsilon`, and the other arguments are the same.
+    """
     phase = checked_phase(noise_multiplier, sample_rate, steps)
     return spending([phase], accountant, relation).delta(checked("epsilon", epsilon))
 
@@ -104,10 +136,21 @@ def calibrate_noise(
     accountant: Accountant = "pld",
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
 ) -> float:
-    """Returns the least noise multiplier whose :func:`epsilon` is within the target, to a relative ``RESOLUTION``.
+    """Returns the smallest noise multiplier for which :func:`epsilon` is within the target.
+
+    The multiplier is private (its epsilon is at most ``target_epsilon``) and exceeds the smallest private one by a
+    relative ``RESOLUTION`` at most.
+
+    Args:
+        target_epsilon: Largest epsilon that all steps together may spend.
+        target_delta: Delta at which epsilon is measured.
+        sample_rate: See :func:`epsilon`.
+        steps: See :func:`epsilon`.
+        accountant: See :func:`epsilon`.
+        relation: See :func:`epsilon`.
 
     Raises:
-        ValueError: If the target is out of reach; the message says what is reachable.
+        ValueError: If the target cannot be reached. The message says which epsilon can be reached.
     """
     checked_phase(1.0, sample_rate, steps)
     checked("target_epsilon", target_epsilon)
@@ -138,7 +181,9 @@ def calibrate_steps(
     accountant: Accountant = "pld",
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
 ) -> int:
-    """Returns the largest number of steps, at most ``MAX_STEPS``, whose :func:`epsilon` is within the target.
+    """Returns the largest number of steps, at most ``MAX_STEPS``, for which :func:`epsilon` is within the target.
+
+    The arguments are those of :func:`epsilon` and :func:`calibrate_noise`.
 
     Raises:
         ValueError: If even one step exceeds the target.
@@ -159,7 +204,7 @@ def calibrate_steps(
 
 
 def warn_if_delta_too_large(delta: float, samples: int) -> None:
-    """Warns when ``delta >= 1 / samples``: publishing a random record in the clear would satisfy such a delta."""
+    """Warns if ``delta >= 1 / samples``, because a mechanism that publishes one random record has such a delta."""
     if samples < 1:
         raise ValueError(f"the number of samples must be positive; got {samples}")
     if checked("delta", delta) >= 1 / samples:
@@ -171,14 +216,18 @@ def warn_if_delta_too_large(delta: float, samples: int) -> None:
 
 
 def _central_limit(epsilon: float, delta: float) -> float:
-    """Guesses mu² = steps * q² (exp(1/σ²) - 1): many steps are like one query of multiplier 1/mu (Bu et al. 2020)."""
+    """Returns a guess of mu² = steps * q² (exp(1/σ²) - 1), from which the search starts.
+
+    Many steps are like one query with noise multiplier 1/mu (Bu et al. 2020).
+    """
     return epsilon**2 / (2 * math.log(1.25 / delta))
 
 
 def _last_within(budget: float, spent: Callable[[int], float], guess: int, stride: int, last: int) -> int:
-    """Returns the largest k in [0, last] that was *seen* to spend no more than the budget (or 0, which is taken to).
+    """Returns the largest k in [0, last] for which ``spent(k)`` was computed and is within the budget.
 
-    Regula falsi (Illinois) on log(spent / budget); ``spent`` grows with k.
+    If there is none, it returns 0, which the caller must check. The search is a regula falsi (Illinois variant) on
+    log(spent / budget), and ``spent`` must increase with k.
     """
     inside, gap_inside, outside, gap_outside = 0, -1.0, last + 1, 1.0
     k, side = min(max(guess, 1), last), 0
@@ -190,7 +239,7 @@ def _last_within(budget: float, spent: Callable[[int], float], guess: int, strid
         else:
             gap_inside /= 2 if side > 0 else 1
             outside, gap_outside, side = k, gap, 1
-        if outside > last or inside == 0:  # not bracketed yet
+        if outside > last or inside == 0:  # the root is not bracketed yet
             k, stride = k - side * stride, 2 * stride
         else:
             k = inside + round((outside - inside) * gap_inside / (gap_inside - gap_outside))

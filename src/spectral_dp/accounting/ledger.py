@@ -1,4 +1,4 @@
-"""The ledger: which noisy releases were made, in order, by which run, and what they have spent together."""
+"""The ledger: a list of the noisy releases of a run, in order, and the privacy that they have spent together."""
 
 from __future__ import annotations
 
@@ -11,35 +11,42 @@ from typing import Any, NamedTuple, Self
 from spectral_dp.accounting.privacy_loss import Accountant, Phase, checked, checked_phase, spending
 from spectral_dp.relations import Relation
 
-_CHAIN = "spectral-dp ledger 1"  # what the digests are of: another way to compute them needs another name
+_CHAIN = "spectral-dp ledger 1"  # first input of every digest: another way to compute digests needs another name
 _KEYS = {"identity", "relation", "entries", "head"}
 
 
 class Entry(NamedTuple):
-    """Consecutive equal steps that one ledger object wrote down."""
+    """Consecutive steps with the same parameters that one ledger object recorded."""
 
     writer: str
     phase: Phase
 
 
 class Ledger:
-    """The steps actually run, in order: append-only, one neighbouring relation, cheap to write at every step.
+    """An append-only list of the steps that were run, under one neighbouring relation.
 
-    Formal guarantee. If every release was recorded with at most its true noise multiplier and at least its true
-    sample rate, all of them together are ``(ledger.epsilon(δ), δ)``-DP, as ``calibration.py`` says. The phases must not
-    be *chosen* from earlier releases: a ledger bounds the composition it lists, it is not a privacy filter.
+    Recording is cheap enough to be done at every step.
 
-    The chain. Whose steps a ledger lists can be told, so that no other ledger is taken for it:
+    Formal guarantee:
 
-    * ``identity`` is drawn at random for every new ledger and stays with what continues it.
-    * Each entry carries its writer, drawn at random for every ledger *object*. So two continuations of one saved
-      ledger differ from their first step on, even where both made equally many equal steps.
-    * ``head`` is the last link of a chain of SHA-256 digests: over identity and relation first, then each over the one
-      before and one entry. Equal heads mean equal ledgers, entry by entry.
-    * :meth:`load_state_dict` takes only what continues the ledger, so a ledger never forgets a step.
+    - What is bounded: all recorded releases together are ``(ledger.epsilon(δ), δ)``-DP, by the theorems in
+      ``calibration.py``.
+    - For which neighbours: data sets that are neighbours under ``ledger.relation``.
+    - Under which assumptions: every release was recorded with at most its true noise multiplier and at least its true
+      sample rate. The phases must not be *chosen* from earlier releases: a ledger bounds the composition that it
+      lists, but it is not a privacy filter.
 
-    The digests hold no secret: whoever can write a saved ledger can also compute a head for what they wrote. They tell
-    a mistake and a careless change, not a forgery.
+    A chain of digests tells one ledger from another, so that a ledger is not continued from the wrong one:
+
+    - ``identity`` is drawn at random for every new ledger and is kept by every ledger that continues it.
+    - Each entry names its writer, which is drawn at random for every ledger *object*. So two continuations of one
+      saved ledger differ from their first step on, even if both made the same number of equal steps.
+    - ``head`` is the last link of a chain of SHA-256 digests. The first link covers the identity and the relation;
+      every further link covers the link before it and one entry. Equal heads mean equal ledgers, entry by entry.
+    - :meth:`load_state_dict` accepts only a ledger that continues this one, so a ledger never forgets a step.
+
+    The digests contain no secret: whoever can write a saved ledger can also compute a valid head for it. They detect
+    mistakes and careless changes, but not forgeries.
 
     >>> ledger = Ledger()
     >>> ledger.record(1.0, 0.01, steps=500)
@@ -59,13 +66,20 @@ class Ledger:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._become_a_writer()  # a copy writes down its own releases
+        self._become_a_writer()  # a copy records releases of its own
 
     def record(self, noise_multiplier: float, sample_rate: float, steps: int = 1) -> None:
-        """Appends ``steps`` releases. A multiplier of 0 is recorded too, and makes epsilon infinite."""
+        """Appends ``steps`` releases with the same parameters to the ledger.
+
+        Args:
+            noise_multiplier: Standard deviation of the noise, divided by the sensitivity. A multiplier of 0 is
+                recorded as well and makes epsilon infinite.
+            sample_rate: Probability in (0, 1] with which a record joined the batch.
+            steps: Number of releases.
+        """
         phase = checked_phase(noise_multiplier, sample_rate, steps)
         if os.getpid() != self._process:
-            self._become_a_writer()  # so does a forked process
+            self._become_a_writer()  # a forked process records releases of its own, too
         self._append(Entry(self._writer, phase))
 
     def _append(self, entry: Entry) -> None:
@@ -77,7 +91,7 @@ class Ledger:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """What was recorded, consecutive equal steps merged, whoever wrote them down."""
+        """The recorded phases. Consecutive equal steps are merged, whichever ledger object recorded them."""
         merged: list[Phase] = []
         for _, phase in self._entries:
             if merged and merged[-1][:2] == phase[:2]:
@@ -88,27 +102,27 @@ class Ledger:
 
     @property
     def steps(self) -> int:
-        """Total number of steps."""
+        """The total number of recorded steps."""
         return sum(entry.phase.steps for entry in self._entries)
 
     def epsilon(self, delta: float, *, accountant: Accountant = "pld") -> float:
-        """Returns the epsilon spent so far at ``delta``."""
+        """Returns an upper bound on the epsilon that the recorded steps have spent at ``delta``."""
         return spending(self.phases, accountant, self.relation).epsilon(checked("delta", delta))
 
     def delta(self, epsilon: float, *, accountant: Accountant = "pld") -> float:
-        """Returns the delta spent so far at ``epsilon``."""
+        """Returns an upper bound on the delta that the recorded steps have spent at ``epsilon``."""
         return spending(self.phases, accountant, self.relation).delta(checked("epsilon", epsilon))
 
     @property
     def head(self) -> str:
-        """The digest of all that is recorded."""
+        """The digest of everything that the ledger lists."""
         return self.head_after(self.steps)
 
     def head_after(self, steps: int) -> str:
-        """Returns the head as it was after the first ``steps`` steps.
+        """Returns the head that the ledger had after its first ``steps`` steps.
 
-        A link covers the *number* of steps of its entry, so the time this takes grows with the entries, not with the
-        steps.
+        A link covers the *number* of steps of its entry. So the running time grows with the number of entries, not
+        with the number of steps.
         """
         if not 0 <= steps <= self.steps:
             raise ValueError(f"the ledger lists {self.steps} steps, so it had no head after {steps}")
@@ -123,11 +137,11 @@ class Ledger:
         return digest.hex()
 
     def continues(self, earlier: Ledger) -> bool:
-        """Whether this ledger begins with everything that ``earlier`` lists, and so forgets nothing of it."""
+        """Returns whether this ledger begins with all the entries of ``earlier``, so that none of them is forgotten."""
         return earlier.steps <= self.steps and self.head_after(earlier.steps) == earlier.head
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns plain types, for JSON or a checkpoint."""
+        """Returns the ledger as plain Python types, which JSON or a checkpoint can hold."""
         return {
             "identity": self.identity,
             "relation": str(self.relation),
@@ -137,7 +151,11 @@ class Ledger:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Restores a ledger, refusing anything that :meth:`state_dict` could not have written."""
+        """Returns the ledger that was saved by :meth:`state_dict`.
+
+        Raises:
+            ValueError: If :meth:`state_dict` cannot have written this state, or if the state was changed afterwards.
+        """
         try:
             if set(state) != _KEYS:
                 raise ValueError(f"expected the keys {sorted(_KEYS)}, found {sorted(map(str, state))}")
@@ -155,7 +173,12 @@ class Ledger:
         return ledger
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved ledger, in place; one that lists steps already takes only what continues it."""
+        """Replaces the contents of this ledger by those of a saved one.
+
+        Raises:
+            ValueError: If the state is not valid, if its relation is different, or if this ledger already lists steps
+                and the saved one does not continue it.
+        """
         saved = type(self).from_state_dict(state)
         if saved.relation != self.relation:
             raise ValueError(f"the saved ledger is under {saved.relation}, this one under {self.relation}")

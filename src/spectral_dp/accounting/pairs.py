@@ -1,13 +1,16 @@
-"""The pairs of distributions that dominate one step, by their hockey-stick divergences.
+"""The pairs of distributions that dominate one step, given by their hockey-stick divergences.
 
-``calibration.py`` says why these pairs dominate. Their divergences have closed forms, which are evaluated here for a
-whole grid at once, and to a small relative error. They are given for ε >= 0 and both orders of a pair, because at
-negative ε one follows from the other: δ(-ε) = 1 - e^-ε + e^-ε reverse(ε). In units of the sensitivity, with μ = 1/σ and
-G(u) = Φ(μ/2 - u/μ) - e^u Φ(-μ/2 - u/μ) the divergence of two Gaussians at distance one:
+``calibration.py`` proves that these pairs dominate. Their divergences have closed forms, which are evaluated here for
+a whole grid at once and with a small relative error. They are given for ε >= 0 and for both orders of a pair. At
+negative ε, one order follows from the other: δ(-ε) = 1 - e^-ε + e^-ε reverse(ε).
+
+Let μ = 1/σ, and let G(u) = Φ(μ/2 - u/μ) - e^u Φ(-μ/2 - u/μ) be the divergence of two Gaussians whose means differ by
+one, in units of the sensitivity:
 
 - A record is removed: δ(ε) = q G(u) at e^u = 1 + (e^ε - 1)/q (Balle, Barthe & Gaboardi 2018, Thm. 2).
-- A record is added: δ(ε) = q e^(ε+u) G(-u) at e^u = 1 + (e^-ε - 1)/q, and 0 where no such u exists.
-- A record is replaced, means ±1/2: the two mixtures differ by factor e^ε at one threshold, which is solved for.
+- A record is added: δ(ε) = q e^(ε+u) G(-u) at e^u = 1 + (e^-ε - 1)/q, and δ(ε) = 0 where no such u exists.
+- A record is replaced (means ±1/2): the densities of the two mixtures differ by a factor of e^ε at one threshold. The
+  code solves for this threshold.
 """
 
 from __future__ import annotations
@@ -23,26 +26,26 @@ from scipy.special import log_ndtr
 
 from spectral_dp.relations import Relation
 
-_REACH = 9.9  # standard deviations; a Gaussian is further out with a probability of less than 1e-22
+_REACH = 9.9  # standard deviations: a Gaussian exceeds this with a probability of less than 1e-22
 
 Vector = NDArray[np.float64]
 
 
 class Pair(NamedTuple):
-    """Two distributions, by their hockey-stick divergence at epsilons from 0 on, in both orders."""
+    """Two distributions, given by their hockey-stick divergences in both orders, for epsilons from 0 on."""
 
     divergence: Callable[[Vector], Vector]
     reverse: Callable[[Vector], Vector]
-    lowest: float  # all but 1e-22 of the losses are not below, and not above
+    lowest: float  # losses are below this, or above ``highest``, with a probability of less than 1e-22
     highest: float
 
 
 def dominating_pairs(noise_multiplier: float, sample_rate: float, relation: Relation) -> tuple[Pair, ...]:
-    """Returns the dominating pairs of one step; where there is one only, it is its own mirror image."""
+    """Returns the dominating pairs of one step: two, or a single one that is the same in both orders."""
     mu, q = 1 / noise_multiplier, sample_rate
 
     def loss(deviations: float, mean: float) -> float:
-        """The logarithm of the mixture with this mean over N(0), so many deviations from 0."""
+        """Returns log(mixture with this mean / N(0)), at a point so many standard deviations from 0."""
         u = mean * mu * (deviations - mean * mu / 2)
         if q == 1:
             return u
@@ -68,7 +71,7 @@ def _removed(mu: float, q: float, epsilons: Vector) -> Vector:
         return _gaussian(mu, epsilons)
     small = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / q)
     large = epsilons - math.log(q) + np.log1p((q - 1) * np.exp(-np.maximum(epsilons, 1.0)))
-    return q * _gaussian(mu, np.where(epsilons < 1, small, large))  # both are u; neither cancels where it is taken
+    return q * _gaussian(mu, np.where(epsilons < 1, small, large))  # both are u, each without cancellation
 
 
 def _added(mu: float, q: float, epsilons: Vector) -> Vector:

@@ -1,8 +1,9 @@
-"""What steps of training spend: the privacy loss of Poisson-sampled Gaussians, composed.
+"""What training steps spend together: the composed privacy loss of Poisson-sampled Gaussians.
 
-``calibration.py`` is the front door; this is the machinery behind it: which grids losses live on, RDP (by
-``dp_accounting``), and the analytic Gaussian. The pairs of distributions that dominate one step stand in ``pairs.py``,
-discretised losses in ``composition.py``, fine schedules in ``coarsening.py``.
+``calibration.py`` is the public interface and states the guarantee. This module does the work behind it: it chooses
+the grids of the privacy losses, calls ``dp_accounting`` for RDP, and computes the analytic Gaussian. It uses
+``pairs.py`` (the pairs of distributions that dominate one step), ``composition.py`` (discretised losses) and
+``coarsening.py`` (schedules with many kinds of steps).
 """
 
 import math
@@ -27,18 +28,18 @@ from spectral_dp.relations import Relation
 Accountant = Literal["pld", "rdp"]
 
 MAX_STEPS = 10**8
-NOISE_RANGE = (1e-2, 1e7)  # multipliers for which sampled steps are accounted, and calibration looks
+NOISE_RANGE = (1e-2, 1e7)  # noise multipliers that PLD accounts for in sampled steps, and that calibration tries
 
-# Any set of orders gives a valid bound. Fractional ones below 3.5 are left out: there the series of Mironov, Talwar &
-# Zhang 2019 (sec. 3.3) can need more terms than dp_accounting grants it.
+# Any set of orders gives a valid bound. Fractional orders below 3.5 are left out, because for them the series of
+# Mironov, Talwar & Zhang 2019 (sec. 3.3) can need more terms than dp_accounting computes.
 _ORDERS = (2, 3, *(a / 10 for a in range(35, 110)), *range(11, 64), 72, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
-_RDP_ROUNDING = 1e-14  # absolute error of one step's Rényi divergence: added, so that it never reads as negative
-_MAX_GRID = 2**16  # points of the positive half of one step's discretised privacy loss
-_NO_NOISE = 1e-4  # a smaller multiplier counts as none: epsilon would exceed 10^7
+_RDP_ROUNDING = 1e-14  # absolute error of one step's Rényi divergence; it is added, so that no result is negative
+_MAX_GRID = 2**16  # largest number of points on the positive half of one step's discretised privacy loss
+_NO_NOISE = 1e-4  # a smaller noise multiplier counts as no noise, since epsilon would exceed 10^7
 
 
 class Phase(NamedTuple):
-    """Consecutive steps with the same parameters."""
+    """Consecutive steps with the same noise multiplier and sample rate."""
 
     noise_multiplier: float
     sample_rate: float
@@ -46,29 +47,32 @@ class Phase(NamedTuple):
 
 
 class Spending(NamedTuple):
-    """What some steps spend, both ways."""
+    """What some steps spend: epsilon as a function of delta, and delta as a function of epsilon."""
 
-    epsilon: Callable[[float], float]  # at a given delta
-    delta: Callable[[float], float]  # at a given epsilon
+    epsilon: Callable[[float], float]
+    delta: Callable[[float], float]
 
 
 def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation, least_level: int = 0) -> Spending:
     """Returns what the phases spend together, as upper bounds (see ``calibration.py``).
 
-    Formal guarantee. Adding steps never makes a bound fall, up to rounding errors. For RDP the divergences add, and
-    floating-point addition is monotone. For PLD each operation is monotone (``composition.py``), coarsening too
-    (``coarsening.py``), and the intervals of the grids never shrink as steps are added. Where the level of coarsening
-    rises (the 97th kind of steps), kinds are merged, fewer of them are moved to the common grid, and that would cost
-    less. So each level adds what moving ``MAX_KINDS`` can cost at most (``composition.cost_of_moving``): more than the
-    merged ones can have cost on the level below. The rounding errors are those of Fourier transforms: epsilon cannot
-    fall by more than it would if delta were larger by ``ROUNDING`` times the steps, a relative 1e-7 for 10^3 steps at
-    delta 1e-6.
+    Formal guarantee. A bound never decreases when steps are added, up to rounding errors:
+
+    - RDP: the divergences add up, and floating-point addition is monotone.
+    - PLD: each operation is monotone (``composition.py``), and so is coarsening (``coarsening.py``). The intervals of
+      the grids never shrink when steps are added.
+    - Where the level of coarsening rises (at the 97th kind of steps), kinds are merged. Fewer kinds are then moved to
+      the common grid, which would cost less. So each level adds the largest cost of moving ``MAX_KINDS`` kinds
+      (``composition.cost_of_moving``). This is more than the merged kinds can have cost on the level below.
+    - The rounding errors are those of Fourier transforms. Epsilon cannot decrease by more than it would if delta were
+      larger by ``ROUNDING`` times the number of steps. For 10^3 steps at delta 1e-6 this is a relative 1e-7.
 
     Args:
-        phases: Which steps.
-        accountant: ``"pld"`` or ``"rdp"``.
-        relation: Which data sets are neighbours.
-        least_level: Count the steps on this level of ``coarsening.py`` at least; 0 for what they spend.
+        phases: The phases of steps that are composed.
+        accountant: Accounting method, ``"pld"`` or ``"rdp"``.
+        relation: Neighbouring relation for which the bounds hold.
+        least_level: Lowest level of ``coarsening.py`` on which the steps are counted. Use 0 to get what they spend,
+            and a higher level to find out what they would spend beside steps of many other kinds.
     """
     relation = Relation(relation)
     check_accountant(accountant, relation)
@@ -80,7 +84,7 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
     if min(phase.noise_multiplier for phase in phases) < least:
         return Spending(lambda _: math.inf, lambda _: 1.0)
     phases, level = gathered(phases, least, least_level)
-    if phases[0].noise_multiplier < _NO_NOISE:  # of all unsampled steps together
+    if phases[0].noise_multiplier < _NO_NOISE:  # that of all unsampled steps together
         return Spending(lambda _: math.inf, lambda _: 1.0)
     if accountant == "rdp":
         divergence = sum(phase.steps * _renyi_divergence(*phase[:2]) for phase in phases)
@@ -91,7 +95,7 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
     if not sampled:
         sigma = phases[0].noise_multiplier
         return Spending(lambda delta: gaussian_epsilon(sigma, delta), lambda epsilon: gaussian_delta(sigma, epsilon))
-    # Each step errs by ROUNDING; so does each sum of two kinds of steps, and its two transforms.
+    # Each step has an error of ROUNDING, and so have each sum of two kinds of steps and the transforms for it.
     sums = MAX_KINDS * (level + 1) if level else len(phases) - 1
     rounding = ROUNDING * (sum(phase.steps for phase in phases) + 4 * sums)
 
@@ -118,10 +122,15 @@ def check_accountant(accountant: object, relation: Relation) -> None:
 
 
 def gathered(phases: Iterable[Phase], least_noise: float = 0.0, least_level: int = 0) -> tuple[tuple[Phase, ...], int]:
-    """Merges phases that compose as one, and the steps of a fine schedule, which would take minutes one by one.
+    """Merges phases that compose as one phase, and coarsens schedules that have too many kinds of steps.
 
-    Returns them with the level of ``coarsening.py`` that this took. No multiplier is below ``least_noise``, so none
-    needs to be moved further down than that.
+    Args:
+        phases: The phases to merge, in any order.
+        least_noise: A lower bound on the noise multipliers of sampled phases. No multiplier is moved below it.
+        least_level: Lowest level of ``coarsening.py`` that may be used.
+
+    Returns:
+        The merged phases (all unsampled ones as one, which comes first) and the level of coarsening that was used.
     """
     precision = 0.0  # unsampled Gaussians of multipliers s_i are together one of precision sum 1 / s_i²
     counts: dict[Kind, int] = {}
@@ -148,8 +157,8 @@ def _renyi_divergence(noise_multiplier: float, sample_rate: float) -> NDArray[np
 def _privacy_losses(phases: Sequence[Phase], relation: Relation, level: int = 0) -> tuple[Losses, ...]:
     """Returns the composed privacy losses, one for each order of the pair of neighbours.
 
-    Any intervals give an upper bound; they decide how tight it is, and how long it takes. Both kinds of intervals, that
-    of one kind's steps and that on which the sums of all kinds are added, can only grow as steps are added.
+    Any intervals give an upper bound. They decide how tight it is and how long it takes. There is one interval for the
+    steps of each kind, and one on which the sums of all kinds are added. Both can only grow when steps are added.
     """
     shared = _shared_interval(phases, relation)
     groups = tuple((phase, min(shared, _interval(phase, relation))) for phase in phases)
@@ -161,19 +170,27 @@ def _privacy_losses(phases: Sequence[Phase], relation: Relation, level: int = 0)
 
 
 def _shared_interval(phases: Sequence[Phase], relation: Relation) -> float:
-    # As fractions: rounding errors would depend on how steps are grouped, and could make the interval shrink.
+    # Fractions, because rounding errors would depend on how steps are grouped and could make the interval shrink.
     total = math.sqrt(sum(phase.steps * Fraction(_step_variance(*phase[:2])) for phase in phases))
-    # A kind's sum moved to the common grid gains up to interval²/4 of variance: MAX_KINDS of them 0.01 % of the total.
+    # Moving the sum of a kind to this grid adds up to interval²/4 of variance: 0.01 % of the total for MAX_KINDS.
     return max(_power_of_two(total / 2**9), *(_least_interval(phase, relation) for phase in phases))
 
 
 def with_more_kinds(
     epsilon: float, delta: float, phases: Iterable[Phase], relation: Relation, least_level: int
 ) -> float:
-    """Returns what PLD would report, about, instead of ``epsilon``, if sampled phases came as ``MAX_KINDS`` kinds.
+    """Returns approximately what PLD would report instead of ``epsilon`` if the sampled steps were of many kinds.
 
-    Each is moved to the common grid and adds up to interval²/4 of variance, and half of that to the mean: as another
-    Gaussian would. We count twice as much. It is little unless rare steps of next to no noise make the grid coarse.
+    Each of ``MAX_KINDS`` kinds is moved to the common grid. This adds up to interval²/4 to the variance and half of
+    that to the mean, as one more Gaussian would. We count twice as much. The result is close to ``epsilon`` unless
+    rare steps with almost no noise make the grid coarse.
+
+    Args:
+        epsilon: The epsilon that PLD reports for ``phases`` at ``delta``.
+        delta: Delta at which epsilon is measured.
+        phases: The phases that were composed.
+        relation: Neighbouring relation of the guarantee.
+        least_level: Lowest level of ``coarsening.py`` with which ``epsilon`` was computed.
     """
     interval = _shared_interval(gathered(phases, NOISE_RANGE[0], least_level)[0], relation)
     precision = gaussian_noise_multiplier(epsilon, delta) ** -2 + MAX_KINDS * interval**2 / 2
@@ -183,33 +200,34 @@ def with_more_kinds(
 def _interval(phase: Phase, relation: Relation) -> float:
     """Returns the interval on which the steps of one kind are composed.
 
-    Interval h adds about h²/6 to the variance of every step's loss. With a tenth of its deviation or less, ε comes out
-    up to 0.1 % high. Beyond 10^6 steps we give up some of that for time.
+    An interval of h adds about h²/6 to the variance of every step's loss. If h is at most a tenth of the standard
+    deviation of the loss, ε is at most 0.1 % too high. Beyond 10^6 steps we accept a little more, to save time.
     """
     fine = 0.1 * math.sqrt(_step_variance(*phase[:2])) * max(1.0, phase.steps / 1e6) ** 0.25
     return max(_power_of_two(fine), _least_interval(phase, relation))
 
 
 def _least_interval(phase: Phase, relation: Relation) -> float:
-    """Returns the finest interval allowed.
+    """Returns the smallest interval that is allowed for the steps of one kind.
 
-    A rare, large loss must not make the grid endless, and rounding errors, of about 1e-16 / h each step, must not add
-    up to a noticeable mass.
+    A rare, large loss must not make the grid too long. The rounding errors, which are about 1e-16 / h in each step,
+    must not add up to a noticeable mass.
     """
     return 2 * _power_of_two(max(_largest_loss(*phase[:2], relation) / _MAX_GRID, 2e-14 * phase.steps))
 
 
 def _power_of_two(value: float) -> float:
-    """Rounds down to a power of two."""
+    """Returns the largest power of two that is not above ``value``."""
     return 2.0 ** math.floor(math.log2(value))
 
 
 @lru_cache(maxsize=512)
 def _sum_of_losses(groups: tuple[tuple[Phase, float], ...], relation: Relation, interval: float) -> tuple[Losses, ...]:
-    """Returns the losses of all groups of equal steps, each composed on its own interval, summed on a common one.
+    """Returns the sum of the losses of all groups of equal steps.
 
-    As a tree whose left branches are full, so that a step of the latest kind, or of a new one, finds nearly all of the
-    sums in the cache.
+    Each group is composed on its own interval, and the groups are added on a common interval. They are added as a tree
+    whose left branches are full. So when a step of the latest kind or of a new kind is added, nearly all of the sums
+    are in the cache.
     """
     if len(groups) == 1:
         (((sigma, rate, steps), own),) = groups
@@ -220,12 +238,12 @@ def _sum_of_losses(groups: tuple[tuple[Phase, float], ...], relation: Relation, 
 
 
 def loss_variance(phase: Phase) -> float:
-    """Approximates the second moment of the steps' loss."""
+    """Returns an approximation of the second moment of the privacy loss of all steps of a phase."""
     return phase.steps * _step_variance(*phase[:2])
 
 
 def _step_variance(noise_multiplier: float, sample_rate: float) -> float:
-    """Approximates that of one step: small losses on the left, rare large ones on the right."""
+    """Returns an approximation for one step: the smaller of a value for small losses and one for rare, large losses."""
     sigma, rate = max(noise_multiplier, _NO_NOISE), sample_rate
     return min(rate**2 * math.expm1(min(sigma**-2, 700.0)), rate * (sigma**-2 + sigma**-4 / 4))
 
@@ -255,7 +273,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Returns the exact epsilon of one Gaussian query at ``delta``, rounded to the private side.
+    """Returns the exact epsilon of one Gaussian query at ``delta``, rounded up.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772
@@ -270,7 +288,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Returns the least noise multiplier that makes one Gaussian query (epsilon, delta)-DP, on the private side."""
+    """Returns the smallest noise multiplier that makes one Gaussian query (epsilon, delta)-DP, rounded up."""
     checked("epsilon", epsilon)
     checked("delta", delta)
     most = DOMAINS["noise_multiplier"][1]
@@ -279,9 +297,9 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     return _bisect(lambda sigma: gaussian_delta(sigma, epsilon) <= delta, most, 0.0)
 
 
-# Checks at the door, and a search that ends on the private side.
+# Checks of arguments, and a search that ends on the private side.
 
-DOMAINS = {  # name: least and largest value taken, and how an error message puts it
+DOMAINS = {  # name: smallest and largest value allowed, and the words for it in an error message
     "noise_multiplier": (0.0, 1e8, "a number from 0 to 1e8"),
     "sample_rate": (1e-12, 1.0, "in (0, 1]: the expected batch size over the number of records"),
     "delta": (1e-300, 1 - 1e-16, "strictly between 0 and 1"),
@@ -291,24 +309,30 @@ DOMAINS = {  # name: least and largest value taken, and how an error message put
 
 
 def checked(name: str, value: object) -> float:
-    """Returns the value as a float if it lies in the domain of its name; else raises ``ValueError``."""
+    """Returns the value as a float if it is in the domain of its name, and raises ``ValueError`` otherwise."""
     low, high, domain = DOMAINS[name]
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
-        with suppress(OverflowError):  # an int beyond all floats
+        with suppress(OverflowError):  # an int that no float can hold
             if low <= (number := float(value)) <= high:
                 return number
     raise ValueError(f"{name} must be {domain}; got {value!r}")
 
 
 def checked_phase(noise_multiplier: object, sample_rate: object, steps: object) -> Phase:
-    """Returns a phase of valid numbers; else raises ``ValueError``."""
+    """Returns a phase if all three numbers are valid, and raises ``ValueError`` otherwise."""
     if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or not 1 <= int(steps) <= MAX_STEPS:
         raise ValueError(f"steps must be a whole number from 1 to {MAX_STEPS}; got {steps!r}")
     return Phase(checked("noise_multiplier", noise_multiplier), checked("sample_rate", sample_rate), int(steps))
 
 
 def _bisect(accept: Callable[[float], bool], good: float, bad: float) -> float:
-    """Returns the end of a narrow bracket that is accepted, given one accepted end and one refused (or never tried)."""
+    """Returns a number that is accepted and lies next to one that is not, by bisection.
+
+    Args:
+        accept: The condition.
+        good: A number that is accepted.
+        bad: A number that is not accepted, or the end of the range. It is never tried.
+    """
     while abs(good - bad) > 1e-12 * abs(good) and (middle := (good + bad) / 2) not in (good, bad):
         good, bad = (middle, bad) if accept(middle) else (good, middle)
     return good
