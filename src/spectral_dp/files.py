@@ -1,8 +1,9 @@
-"""Writing files whole or not at all: a failed or interrupted write leaves the old file as it was.
+"""Atomic writing of files: a failed or interrupted write leaves the old file unchanged.
 
-What is not whole yet lies beside its target as ``.name.<8 hex digits>.partial``, locked by its writer. The system frees
-the lock however the writer ends, so one that can be locked by somebody else belongs to nobody: the next writer of the
-same target removes it. Where the file system has no locks, it stays.
+A file that is not complete yet is called ``.name.<8 hex digits>.partial``, is in the directory of its target, and is
+locked by its writer. The operating system releases the lock when the writer ends for any reason. So a partial file that
+somebody else can lock was abandoned, and the next writer of the same target removes it. Where the file system has no
+locks, abandoned files stay.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ from typing import IO, Any
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Opens a binary file to write; it takes the place of ``path`` when the block ends without an error.
+    """Opens a binary file for writing, which replaces ``path`` when the ``with`` block ends without an error.
 
-    It is written beside ``path``, forced to the disk and then renamed, so at any moment ``path`` holds the old file or
-    the new one, whole.
+    The file is written in the same directory, forced to the disk and then renamed. So at any moment ``path`` is the
+    complete old file or the complete new one.
+
+    Args:
+        path: File to write. Its directory must exist.
+
+    Raises:
+        FileNotFoundError: If the directory does not exist.
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -32,32 +39,35 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with open(descriptor, "wb", closefd=False) as file:
             yield file
         os.fsync(descriptor)
-        partial.replace(target)  # while it is locked, or another writer might remove it
+        partial.replace(target)  # while it is locked: otherwise another writer might remove it
     directory = os.open(target.parent, os.O_RDONLY)
     try:
-        os.fsync(directory)  # the renaming, too, outlives a power cut
+        os.fsync(directory)  # so that the new name survives a power cut, too
     finally:
         os.close(directory)
 
 
 @contextmanager
 def partial_directory(target: Path) -> Iterator[Path]:
-    """Makes a hidden directory beside ``target``, to prepare it in; it is gone afterwards, with all that is in it."""
+    """Makes a hidden directory beside ``target``, and removes it with all its contents when the ``with`` block ends.
+
+    Use it to prepare the contents of ``target``, and rename what is complete.
+    """
     with _partial(target, _new_directory) as (partial, _):
         yield partial
 
 
 def remove_abandoned(target: Path) -> None:
-    """Removes what killed writers of ``target`` have left beside it, and nothing that is still being written."""
+    """Removes the partial files that killed writers of ``target`` left, but none that is still being written."""
     left_by_us = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
-    with suppress(OSError):  # a directory that may be written to, but not listed
+    with suppress(OSError):  # a directory in which one may write, but which one may not list
         for path in [path for path in target.parent.iterdir() if left_by_us.fullmatch(path.name)]:
-            with suppress(OSError):  # somebody else was quicker, or it is not ours to remove
+            with suppress(OSError):  # somebody else removed it first, or we have no permission
                 _remove_if_abandoned(path)
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # some file systems lock only what could be written
+    access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # some file systems lock only files open for writing
     descriptor = os.open(path, access | os.O_NOFOLLOW)
     try:
         if _lock(descriptor):
@@ -68,14 +78,14 @@ def _remove_if_abandoned(path: Path) -> None:
 
 @contextmanager
 def _partial(target: Path, create: Callable[[Path], int]) -> Iterator[tuple[Path, int]]:
-    """Yields something new beside the target, and the descriptor that keeps it locked; removes it at the end."""
+    """Yields a new partial file or directory and the descriptor that keeps it locked. Removes it at the end."""
     remove_abandoned(target)
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
         descriptor = create(path)
         if _lock(descriptor) is not False and path.exists():
             break
-        os.close(descriptor)  # before it was locked, another writer took it for abandoned: once more
+        os.close(descriptor)  # another writer removed it before it was locked, so try again
     try:
         yield path, descriptor
     finally:
@@ -100,7 +110,7 @@ def _remove(path: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Returns whether the lock is ours now; None where there are no locks, so that nothing can be known."""
+    """Returns whether we hold the lock now, or None if the file system or the platform has no locks."""
     try:
         import fcntl  # not on Windows
 
@@ -113,17 +123,17 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text file whole or not at all."""
+    """Writes a text file atomically."""
     with whole_file(path) as file:
         file.write(text.encode())
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes indented JSON whole or not at all; NaN and infinity, which JSON does not have, are refused."""
+    """Writes a value as indented JSON, atomically. NaN and infinity, which JSON does not have, are a ``ValueError``."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str], *, dpi: int = 150) -> None:
-    """Writes a matplotlib figure as PNG, whole or not at all."""
+    """Writes a matplotlib figure as a PNG file, atomically."""
     with whole_file(path) as file:
         figure.savefig(file, format="png", dpi=dpi)

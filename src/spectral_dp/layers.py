@@ -1,21 +1,24 @@
-"""Block-circulant linear layers (Section IV of the paper) and the conversion of dense ones.
+"""Block-circulant linear layers (Section IV of the paper) and the conversion of dense layers to them.
 
 Letters, here and in ``gradients/block_circulant.py``:
 
-    d     block size                       x   (N, q, d) input, in blocks, zeros where it ends early
-    p, q  blocks of rows, of columns       y   (N, p, d) output, in blocks, surplus ones dropped
+    d     block size                       x   (N, q, d) input in blocks, filled up with zeros
+    p, q  blocks of rows, of columns       y   (N, p, d) output in blocks, of which surplus numbers are dropped
     w     (p, q, d) parameters; block (i, j) of the matrix is the circulant W_ij[r, c] = w_ij[(c - r) mod d]
 
-A circulant is diagonal in Fourier space: with the orthonormal transform ``Y_i(f) = √d Σ_j conj(W_ij(f)) X_j(f)``. In
-the real coordinates of ``transforms.py`` a pair ``(cosine, sine)`` takes Gauss's three products, not four,
+A circulant matrix is diagonal in Fourier space: with the orthonormal transform,
+``Y_i(f) = √d Σ_j conj(W_ij(f)) X_j(f)``. In the real coordinates of ``transforms.py``, a pair ``(cosine, sine)`` needs
+Gauss's three products instead of four,
 
     P1 = xc (wc + ws)     P2 = xs (wc - ws)     P3 = (xc - xs) (-ws)     yc = P1 + P3, ys = P2 + P3     (times √(d/2))
 
-and DC and Nyquist one each, ``y = √d x w``. With matrices ``A``, ``V``, ``C`` of ``(R, d)``, ``R`` about ``3d/2``:
+and DC and Nyquist need one each, ``y = √d x w``. With matrices ``A``, ``V``, ``C`` of shape ``(R, d)``, where ``R`` is
+about ``3d/2``:
 
     y_i = C^t Σ_j (A x_j) * (V w_ij)          gradient of w_ij:  V^t Σ_n (A x_nj) * (C dA_ni)
 
-a small matrix on every block and ``R`` products of ``(N, q)`` with ``(q, p)``, where the dense layer has ``d²``.
+This takes a small matrix product for every block, and ``R`` products of ``(N, q)`` with ``(q, p)``. The dense layer is
+``d²`` such products.
 """
 
 from __future__ import annotations
@@ -33,20 +36,28 @@ from torch import Tensor, nn
 
 from spectral_dp.mechanism.transforms import get_transform
 
-#: Blocks of at most this many samples are transformed by a matrix, longer ones by the FFT
-#: (measured by ``benchmarks/bench_block_circulant.py --paths``, as is the rule in ``_prefers_dense``).
+#: Blocks of at most this many numbers are transformed by a matrix, and longer ones by the FFT. The limit was measured
+#: by ``benchmarks/bench_block_circulant.py --paths``, as was the rule in ``_prefers_dense``.
 SHORT_BLOCK = 32
 
-#: How many rows of input are taken at a time: what is in between stays in cache.
+#: Number of input rows that are processed at a time, so that intermediate results stay in the cache.
 ROWS = 1024
 
 
 class BlockCirculantLinear(nn.Module):
-    """A linear layer whose matrix is made of circulant blocks: ``d`` times fewer parameters than a dense one.
+    """A linear layer whose matrix consists of circulant blocks. It has ``d`` times fewer parameters than a dense one.
 
-    The arguments are those of ``nn.Linear``, with the block size ``d``: at most the larger of ``n = in_features`` and
-    ``m = out_features``. It need not divide them: blocks at the edge of the matrix are then cut. Parameters are
-    ``weight (p, q, d)``, the first row of every block, ``p = ceil(m / d)``, ``q = ceil(n / d)``, and ``bias (m,)``.
+    The parameters are ``weight (p, q, d)``, which holds the first row of every block, and ``bias (m,)``, where
+    ``p = ceil(m / d)`` and ``q = ceil(n / d)``.
+
+    Args:
+        in_features: Size ``n`` of each input.
+        out_features: Size ``m`` of each output.
+        block_size: Size ``d`` of the blocks, at most the larger of ``n`` and ``m``. It need not divide them. Blocks at
+            the edge of the matrix are then cut off.
+        bias: Whether the layer adds a bias.
+        device: Device of the parameters.
+        dtype: Data type of the parameters.
 
     >>> BlockCirculantLinear(2048, 1024, block_size=8)
     BlockCirculantLinear(in_features=2048, out_features=1024, block_size=8, bias=True, compression=8x)
@@ -76,15 +87,18 @@ class BlockCirculantLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the parameters as ``nn.Linear`` does: a row holds ``n`` different ones, so outputs vary as much."""
+        """Draws new parameters, as ``nn.Linear`` does.
+
+        A row of the matrix holds ``n`` different parameters, so the outputs have the same variance as there.
+        """
         bound = 1 / math.sqrt(self.in_features)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(..., n) -> (..., m)``."""
+        """Returns the output of the layer: ``(..., n) -> (..., m)``."""
         if x.ndim == 0 or x.shape[-1] != self.in_features:
-            last = x.shape[-1] if x.ndim else "missing"  # not the whole shape: how many samples there are is private
+            last = x.shape[-1] if x.ndim else "missing"  # not the whole shape: the number of samples is private
             raise ValueError(f"expected an input of shape (..., {self.in_features}), but its last dimension is {last}")
         autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         full_precision = self.weight.dtype in (torch.float32, torch.float64) and not autocast
@@ -101,13 +115,16 @@ class BlockCirculantLinear(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def to_dense(self) -> nn.Linear:
-        """Returns a dense layer that computes the same."""
+        """Returns a dense layer that computes the same function."""
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         return _filled(linear, self._dense_weight(), self)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, block_size: int) -> Self:
-        """Returns the closest block-circulant layer by least squares: means over what exists of each diagonal."""
+        """Returns the block-circulant layer that is closest to a dense layer by least squares.
+
+        Each parameter is the mean over the existing entries of one diagonal of a block.
+        """
         layer = cls(linear.in_features, linear.out_features, block_size, linear.bias is not None, device="meta")
         p, q, d = layer.weight.shape
         dense = linear.weight.detach().to(torch.promote_types(linear.weight.dtype, torch.float32))
@@ -117,7 +134,7 @@ class BlockCirculantLinear(nn.Module):
         return _filled(layer, (total / count.clamp(min=1)).view(p, q, d), linear)
 
     def extra_repr(self) -> str:
-        """Sizes, and how many times fewer weights than a dense layer has."""
+        """Returns the sizes and the compression: the weights of a dense layer over those of this one."""
         n, m, d = self.in_features, self.out_features, self.block_size
         compression = f"compression={n * m / self.weight.numel():.3g}x"
         return f"in_features={n}, out_features={m}, block_size={d}, bias={self.bias is not None}, {compression}"
@@ -134,19 +151,28 @@ def convert_linear(
     last_block_size: int | None = None,
     skip: str | Collection[str] | Callable[[str, nn.Module], bool] = (),
 ) -> nn.Module:
-    """Replaces the ``nn.Linear`` layers of a model by block-circulant ones, each the closest to what it replaces.
+    """Returns a copy of a model in which the ``nn.Linear`` layers are replaced by block-circulant ones.
 
-    Returns a converted *copy*, like Opacus' ``ModuleValidator.fix``, and leaves the model itself alone: make the
-    optimizer from the copy's parameters. A model that is one ``nn.Linear`` becomes one :class:`BlockCirculantLinear`.
+    Each new layer is the block-circulant layer closest to the one that it replaces. The model itself is not changed, as
+    with ``ModuleValidator.fix`` of Opacus, so make the optimizer from the parameters of the copy. A model that is one
+    ``nn.Linear`` becomes one :class:`BlockCirculantLinear`.
 
-    Left alone: subclasses of ``nn.Linear`` with a ``forward`` of their own, layers whose weight is computed (as by
-    weight norm), and the projections inside ``nn.MultiheadAttention``, which reads their weights itself.
+    The following layers are not converted:
+
+    - subclasses of ``nn.Linear`` with a ``forward`` of their own;
+    - layers whose weight is computed, for instance by weight norm;
+    - the projections inside ``nn.MultiheadAttention``, which reads their weights directly.
 
     Args:
-        module: The model.
-        block_size: ``d`` of every layer.
-        last_block_size: ``d`` of the last layer converted, where it is to differ (a classifier with few outputs).
-        skip: Names of layers, or of modules around them, to leave alone; or a function of ``(name, layer)`` that says.
+        module: Model to convert.
+        block_size: Block size ``d`` of the new layers.
+        last_block_size: Block size of the last converted layer, if it is different (a classifier with few outputs).
+        skip: Names of layers, or of modules that contain them, that are not converted. Or a function of
+            ``(name, layer)`` that returns whether to skip a layer.
+
+    Raises:
+        ValueError: If a layer is smaller than its block size or shares its weight with another layer, or if ``skip``
+            names a module that does not exist. The message names the layer.
 
     >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     >>> convert_linear(model, block_size=8, last_block_size=5)[2]
@@ -158,7 +184,7 @@ def convert_linear(
     inner = {m.out_proj for m in module.modules() if isinstance(m, nn.MultiheadAttention)}
     linears = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear) and not skips(name, m)}
     layers = {name: m for name, m in linears.items() if type(m).forward is nn.Linear.forward and m not in inner}
-    layers = {name: m for name, m in layers.items() if "weight" in m._parameters}  # else it is computed
+    layers = {name: m for name, m in layers.items() if "weight" in m._parameters}  # otherwise the weight is computed
     converted: dict[nn.Module | None, nn.Module] = {}
     for number, (name, linear) in enumerate(layers.items(), 1):
         d = block_size if last_block_size is None or number < len(layers) else last_block_size
@@ -173,12 +199,18 @@ def convert_linear(
         for name, child in parent._modules.items():
             parent._modules[name] = converted.get(child, child)
         if isinstance(parent, nn.TransformerEncoderLayer):
-            parent.activation_relu_or_gelu = 0  # else its fused path for evaluation reads the weights as dense
+            parent.activation_relu_or_gelu = 0  # its fused path would read the weights as dense
     return converted.get(module, module)
 
 
 class FrequencyBand(NamedTuple):
-    """Some frequencies of blocks of ``d`` samples: those with one real coordinate (DC, Nyquist), those with two."""
+    """Some frequencies of blocks of ``d`` numbers.
+
+    Attributes:
+        d: Block size.
+        singles: The frequencies with one real coordinate (DC, Nyquist).
+        pairs: The frequencies with two real coordinates.
+    """
 
     d: int
     singles: tuple[int, ...]
@@ -186,15 +218,15 @@ class FrequencyBand(NamedTuple):
 
     @classmethod
     def of(cls, d: int, frequencies: Sequence[int]) -> FrequencyBand:
-        """Sorts frequencies into the two kinds."""
+        """Returns the band of these frequencies."""
         return cls(d, tuple(f for f in frequencies if 2 * f % d == 0), tuple(f for f in frequencies if 2 * f % d))
 
 
 @lru_cache(maxsize=128)
 def bilinear(band: FrequencyBand, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns ``A, V, C``, each ``(R, d)``: a row for every single, then rows for ``P1``, for ``P2``, for ``P3``."""
+    """Returns ``A, V, C``, each ``(R, d)``: the rows of the singles, then those of ``P1``, of ``P2`` and of ``P3``."""
     ones, twos = len(band.singles), len(band.pairs)
-    with torch.inference_mode(False):  # they are cached: what was made while evaluating must do for training
+    with torch.inference_mode(False):  # they are cached, and training cannot use inference tensors
         rows = [max(2 * f - 1, 0) for f in band.singles + band.pairs] + [2 * f for f in band.pairs]
         single, c, s = get_transform("fourier").basis(band.d)[rows].split([ones, twos, twos])
         A = torch.cat([single, c, s, c - s])
@@ -204,25 +236,25 @@ def bilinear(band: FrequencyBand, dtype: torch.dtype, device: torch.device) -> t
 
 
 def on_blocks(matrix: Tensor, blocks: Tensor) -> Tensor:
-    """Applies an ``(R, d)`` matrix to every block: ``(N, n, d) -> (N, R, n)``, ready for one product per row."""
+    """Returns the product of an ``(R, d)`` matrix with every block: ``(N, n, d) -> (N, R, n)``."""
     return torch.bmm(matrix.expand(len(blocks), *matrix.shape), blocks.mT)
 
 
 def to_blocks(t: Tensor, d: int) -> Tensor:
-    """``(..., n) -> (..., ceil(n / d), d)``, zeros at the end."""
+    """Returns ``t`` in blocks, filled up with zeros: ``(..., n) -> (..., ceil(n / d), d)``."""
     return (F.pad(t, (0, -t.shape[-1] % d)) if t.shape[-1] % d else t).unflatten(-1, (-1, d))
 
 
 def _short_blocks(w: Tensor) -> Callable[[Tensor], Tensor]:
-    """The product with ``w`` in real coordinates: ``(N, q, d) -> (N, p, d)``."""
+    """Returns the function that multiplies by ``w`` in real coordinates: ``(N, q, d) -> (N, p, d)``."""
     A, V, C = bilinear(FrequencyBand.of(w.shape[-1], range(w.shape[-1] // 2 + 1)), w.dtype, w.device)
     W = on_blocks(V, w).permute(1, 2, 0)  # (R, q, p)
     return lambda x: torch.bmm(on_blocks(A, x).transpose(0, 1), W).permute(1, 2, 0) @ C
 
 
 def _long_blocks(w: Tensor) -> Callable[[Tensor], Tensor]:
-    """The same by FFT."""
-    W = torch.fft.rfft(w).permute(2, 1, 0).conj().resolve_conj()  # products with lazy conjugates are slow
+    """Returns the same function as :func:`_short_blocks`, computed by FFT."""
+    W = torch.fft.rfft(w).permute(2, 1, 0).conj().resolve_conj()  # because products with lazy conjugates are slow
 
     def product(x: Tensor) -> Tensor:
         Y = torch.bmm(torch.fft.rfft(x, norm="ortho").permute(2, 0, 1), W).permute(1, 2, 0)
@@ -232,9 +264,10 @@ def _long_blocks(w: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _prefers_dense(p: int, q: int, d: int) -> bool:
-    """Whether it is quicker to write the matrix out: for small layers, and for few inputs or few outputs.
+    """Returns whether the dense matrix is quicker: for small layers, and for few inputs or few outputs.
 
-    Per row of input that takes ``n m`` steps; ours ``R p q``, and for every number transformed as long as 128 of them.
+    For each row of input, the dense product takes ``n m`` multiplications. Ours takes ``R p q``, and every number that
+    is transformed takes as long as 128 multiplications.
     """
     n, m, R = q * d, p * d, 2 * d - (d // 2 + 1)
     return n * m - R * p * q <= 128 * (n + m)
@@ -242,14 +275,14 @@ def _prefers_dense(p: int, q: int, d: int) -> bool:
 
 @lru_cache(maxsize=128)
 def _circulant_index(q: int, d: int, device: torch.device) -> Tensor:
-    """Which of the ``q d`` parameters of a row of blocks stands where in its ``(d, q d)`` entries, flattened."""
+    """Returns, for each of the ``(d, q d)`` entries of a row of blocks (flattened), the index of its parameter."""
     with torch.inference_mode(False):
         r, j, c = torch.meshgrid(torch.arange(d), torch.arange(q), torch.arange(d), indexing="ij")
         return (j * d + (c - r) % d).flatten().to(device)
 
 
 def _filled(layer: Any, weight: Tensor, source: Any) -> Any:
-    """Gives a new layer its weight, and from the layer it stands for all else."""
+    """Returns ``layer`` with this weight, and with the bias, dtype and mode of the layer that it replaces."""
     layer.weight = nn.Parameter(weight.detach().to(source.weight.dtype, copy=True), source.weight.requires_grad)
     if source.bias is not None:
         layer.bias = nn.Parameter(source.bias.detach().clone(), source.bias.requires_grad)

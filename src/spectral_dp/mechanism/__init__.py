@@ -1,10 +1,11 @@
-"""The mechanism: transform, filter, clip, sum, noise, and back (Algorithm 1 of the paper, made sound).
+"""The mechanism: transform, filter, clip, sum, add noise, and transform back (a private form of Algorithm 1).
 
-From the ground up:
+Each module uses only those listed before it:
 
 - ``transforms``: orthonormal transforms with real coordinates (``fourier``, ``dct``, ``haar``, ``hadamard``).
-- ``gains`` and ``filters``: what each coordinate is multiplied by before the clip and after the noise.
-- ``clipping``: each sample is bounded, and the clipped sum declares its own sensitivity.
-- ``noise``: the only place where noise is drawn and added.
-- ``perturbation``: Algorithm 1, which puts these together for tensors that hold one gradient per sample.
+- ``gains`` and ``filters``: the factors by which each coordinate is multiplied before the clip and after the noise.
+- ``clipping``: bounds the contribution of each sample. The clipped sum declares its own sensitivity.
+- ``noise``: the sources of Gaussian noise.
+- ``perturbation``: Algorithm 1, which puts these together for tensors that hold one gradient per sample. Its function
+  ``add_noise`` is the only place where noise is added.
 """

@@ -1,9 +1,23 @@
-"""Clipping: bound what one record can contribute, and remember the bound.
+"""Clipping: it bounds the contribution of one record, and the clipped value declares its own sensitivity.
 
-A clipped value knows its own sensitivity. Noise is scaled by asking it, so no bound is ever passed a second time.
+The noise is scaled by the sensitivity that the clipped value declares, so no bound is passed a second time.
 
 A model has several blocks (layers). :class:`FlatClipping`, :class:`PerLayerClipping` and :class:`AutomaticClipping`
-say how they are clipped together, and with which bound each block's noise is scaled.
+define how the blocks are clipped together, and by which bound the noise of each block is scaled.
+
+Edge cases:
+
+==================================================  ==================================================================
+contribution or bound                               result
+==================================================  ==================================================================
+zero                                                zero
+NaN, infinite, or a norm that overflows             zero, with a :class:`NonFiniteWarning`, counted in ``nonfinite``
+squares that underflow to zero                      the norm is rounded up by what they can hide, so the bound holds
+empty batch                                         the sum is zero
+half precision                                      clipped in float32, and returned as float32
+``C`` infinite                                      nothing is clipped; ``add_noise`` then refuses to add noise
+``C`` zero, negative or NaN                         ``ValueError``
+==================================================  ==================================================================
 """
 
 from __future__ import annotations
@@ -22,25 +36,25 @@ from spectral_dp.relations import Relation
 
 ClippingName = Literal["flat", "per_layer", "automatic"]
 
-#: Clipping aims this far (relatively) below the bound, so that rounding cannot push a contribution above it.
+#: Contributions are clipped to this much (relatively) below the bound, so that rounding does not exceed the bound.
 ROUNDING_GUARD = 1e-5
 
-_PIECE = 512  # squares that are added up in the precision of the numbers
+_PIECE = 512  # number of squares that are added in the precision of the input, before float64 is used
 
 
 class NonFiniteWarning(RuntimeWarning):
-    """Some contributions were NaN or infinite and have been replaced by zero."""
+    """Warns that some contributions were NaN or infinite and were replaced by zero."""
 
 
 @dataclass(frozen=True, eq=False)
 class Clipped:
-    """What one record can move by at most ``max_norm``.
+    """A value to which each record contributes a vector of norm at most ``max_norm``.
 
     Attributes:
         value: The clipped query, or a sum of clipped contributions.
-        max_norm: ``C``: no single contribution to ``value`` is longer.
-        nonfinite: How many contributions were NaN or infinite, and count as zero. A diagnostic computed from raw
-            data: outside the privacy guarantee, not to be published.
+        max_norm: The bound ``C`` on the norm of every single contribution to ``value``.
+        nonfinite: Number of contributions that were NaN or infinite and count as zero. This diagnostic is computed
+            from raw data. It is not covered by the privacy guarantee and must not be published.
     """
 
     value: Tensor
@@ -50,9 +64,12 @@ class Clipped:
     def sensitivity(self, relation: Relation = Relation.ADD_OR_REMOVE_ONE) -> float:
         """Returns the largest distance between the values of two neighbouring data sets.
 
-        Formal guarantee. ``value`` is a sum of one contribution per record, each of norm at most ``C``. Adding or
-        removing a record moves it by at most ``C``; replacing one by at most ``2 C`` (triangle inequality). Both are
-        attained.
+        Formal guarantee:
+
+        - What is bounded: the Euclidean distance between the values. Both bounds are attained.
+        - For which neighbours: adding or removing a record moves ``value`` by at most ``C``. Replacing a record moves
+          it by at most ``2 C`` (triangle inequality).
+        - Under which assumption: ``value`` is a sum of one contribution per record, each of norm at most ``C``.
         """
         return self.max_norm if Relation(relation) is Relation.ADD_OR_REMOVE_ONE else 2 * self.max_norm
 
@@ -60,12 +77,13 @@ class Clipped:
 def clip_factors(norms: Tensor, max_norm: float) -> Tensor:
     """Returns ``min(1, C / norm)`` for each norm, and zero where the norm is not finite.
 
-    Formal guarantee. ``factor * norm <= max_norm``, with room for the rounding of the norm and of the product.
-    A contribution whose norm overflows or is NaN gets zero; the caller must not multiply it (``0 * inf`` is NaN)
-    but replace it.
+    Formal guarantee. ``factor * norm <= max_norm``, with a margin for the rounding of the norm and of the product.
+
+    The factor is zero for a contribution whose norm overflows or is NaN. The caller must replace such a contribution
+    by zero rather than multiply it, because ``0 * inf`` is NaN.
     """
     _check_bound(max_norm)
-    if math.isinf(max_norm):  # no clipping, hence no privacy: for comparisons with plain training
+    if math.isinf(max_norm):  # no clipping and no privacy, for comparisons with plain training
         factors = torch.ones_like(norms)
     else:
         factors = (max_norm / (norms * (1 + ROUNDING_GUARD))).clamp(max=1)
@@ -73,23 +91,27 @@ def clip_factors(norms: Tensor, max_norm: float) -> Tensor:
 
 
 def clip_each(z: Tensor, max_norm: float, norms: Tensor | None = None) -> Clipped:
-    """Clips each ``z[b]`` to norm ``max_norm``: a batch of independent queries, ``(B, ...) -> (B, ...)``.
+    """Clips each of a batch of independent queries ``z[b]`` to norm ``max_norm``: ``(B, ...) -> (B, ...)``.
 
-    The sensitivity is that of *one* of them. A record that takes part in several composes them.
+    The declared sensitivity is that of *one* query. If a record contributes to several queries, they compose.
 
     Args:
-        z: The contributions. Half precision comes back as float32.
-        max_norm: ``C``.
-        norms: ``(B,)``, where more counts than ``z`` shows (coordinates that will be dropped): at least ``||z[b]||``.
+        z: The contributions, one for each query. Half precision is returned as float32.
+        max_norm: The clipping bound ``C``.
+        norms: The norms ``(B,)`` to clip by, each at least ``||z[b]||``. Give them if more than ``z`` counts, such as
+            coordinates that were dropped. The default is the norm of each ``z[b]``.
+
+    Returns:
+        The clipped contributions. Those that were not finite are zero.
     """
-    z = z.to(torch.promote_types(z.dtype, torch.float32))  # half precision rounds by more than the guard allows for
+    z = z.to(torch.promote_types(z.dtype, torch.float32))  # half precision rounds by more than the guard
     norms = row_norms(z) if norms is None else norms
     factors = clip_factors(norms, max_norm)
     finite = norms.isfinite()
     nonfinite = int(finite.numel() - finite.sum())
     if nonfinite:
         z = z.where(_per_sample(finite, z), torch.zeros((), dtype=z.dtype, device=z.device))
-        # Without numbers: how many records there are may be private (perturb_sum), and warnings end up in log files.
+        # No numbers here: the number of records may be private (perturb_sum), and warnings end up in log files.
         warnings.warn(
             f"some contributions are NaN, infinite or too long for {z.dtype} and count as zero: check the data and the "
             "loss for overflow (how many is in Clipped.nonfinite)",
@@ -100,32 +122,52 @@ def clip_each(z: Tensor, max_norm: float, norms: Tensor | None = None) -> Clippe
 
 
 def clip_and_sum(z: Tensor, max_norm: float, norms: Tensor | None = None) -> Clipped:
-    """Clips each sample's ``z[b]`` to norm ``max_norm`` and sums: ``(B, ...) -> (...)``. ``B`` may be 0."""
+    """Clips the contribution ``z[b]`` of each sample to norm ``max_norm`` and sums them: ``(B, ...) -> (...)``.
+
+    The arguments are those of :func:`clip_each`. ``B`` may be 0, and then the sum is zero.
+    """
     clipped = clip_each(z, max_norm, norms)
     return Clipped(clipped.value.sum(0), max_norm, clipped.nonfinite)
 
 
 class Clipping(ABC):
-    """How the blocks of a model are clipped together."""
+    """A policy that defines how the blocks of a model are clipped together."""
 
     @abstractmethod
     def factors(self, squared_norms: Tensor) -> Tensor:
-        """Returns what each sample is multiplied by in each block, ``(L, B)``, given the squared norms ``(L, B)``."""
+        """Returns the factor of each sample in each block.
+
+        Args:
+            squared_norms: Squared norm of each sample's gradient in each block, ``(L, B)``.
+
+        Returns:
+            The factors, ``(L, B)``. They are zero in every block for a sample that is not finite in one block.
+        """
 
     @abstractmethod
     def noise_bounds(self, sizes: Sequence[int]) -> list[float]:
-        """Returns, for blocks of these numbers of coordinates, the ``max_norm`` of each block's :class:`Clipped`.
+        """Returns ``bound_l``, the ``max_norm`` that the :class:`Clipped` sum of each block ``l`` declares.
 
-        Formal guarantee. With noise of deviation ``σ * bound_l`` on the clipped sum of every block ``l``, releasing all
-        blocks is one Gaussian mechanism with noise multiplier ``σ`` (add or remove one; with twice the noise, replace
-        one): one record moves block ``l`` by at most ``C_l``, and ``sum_l C_l² / (σ bound_l)² <= 1 / σ²``; or, where
-        one bound ``C`` holds for all blocks together, ``sum_l (shift_l / (σ C))² <= 1 / σ²``.
+        Formal guarantee:
+
+        - What is bounded: releasing the clipped sums of all blocks, with noise of standard deviation ``σ * bound_l`` on
+          block ``l``, is one Gaussian mechanism with noise multiplier ``σ``.
+        - For which neighbours: add or remove one. With twice the noise, replace one.
+        - Proof: one record moves block ``l`` by at most ``C_l``, and ``sum_l C_l² / (σ bound_l)² <= 1 / σ²``. Where
+          one bound ``C`` holds for all blocks together, ``sum_l (shift_l / (σ C))² <= 1 / σ²``.
+
+        Args:
+            sizes: The number of coordinates of each block.
         """
 
 
 @dataclass(frozen=True)
 class FlatClipping(Clipping):
-    """One bound ``C`` for the gradient of a sample over all blocks together."""
+    """Clipping of the whole gradient of a sample, over all blocks together, to one bound.
+
+    Attributes:
+        max_norm: The clipping bound ``C``.
+    """
 
     max_norm: float
 
@@ -133,21 +175,23 @@ class FlatClipping(Clipping):
         _check_bound(self.max_norm)
 
     def factors(self, squared_norms: Tensor) -> Tensor:
-        """``min(1, C / ||g_b||)``, the same in every block."""
+        """Returns ``min(1, C / ||g_b||)``, which is the same in every block."""
         return clip_factors(squared_norms.sum(0).sqrt(), self.max_norm).expand_as(squared_norms)
 
     def noise_bounds(self, sizes: Sequence[int]) -> list[float]:
-        """``C`` for every block."""
+        """Returns ``C`` for every block."""
         return [self.max_norm] * len(sizes)
 
 
 @dataclass(frozen=True)
 class AutomaticClipping(FlatClipping):
-    """Every gradient is scaled to just below ``C``, short ones too (Bu et al. 2023): nothing to tune but the step size.
+    """Scaling of every gradient, also of short ones, to a norm just below ``C`` (Bu et al. 2023).
+
+    Only the learning rate is left to tune.
 
     Attributes:
-        max_norm: ``C``.
-        stability: ``γ`` of ``C / (||g_b|| + γ)``, which keeps gradients near zero from being blown up.
+        max_norm: The bound ``C`` on the norm of a scaled gradient.
+        stability: The constant ``γ`` in ``C / (||g_b|| + γ)``. It keeps gradients close to zero small.
     """
 
     stability: float = 0.01
@@ -158,7 +202,7 @@ class AutomaticClipping(FlatClipping):
             raise ValueError(f"stability must be positive, got {self.stability}")
 
     def factors(self, squared_norms: Tensor) -> Tensor:
-        """``C / (||g_b|| + γ)``; zero where the norm is not finite."""
+        """Returns ``C / (||g_b|| + γ)``, and zero where the norm is not finite."""
         norms = squared_norms.sum(0).sqrt()
         factors = self.max_norm / (norms * (1 + ROUNDING_GUARD) + self.stability)
         return factors.where(norms.isfinite(), torch.zeros_like(norms)).expand_as(squared_norms)
@@ -166,13 +210,14 @@ class AutomaticClipping(FlatClipping):
 
 @dataclass(frozen=True)
 class PerLayerClipping(Clipping):
-    """A bound ``C_l`` for each block (Algorithm 4).
+    """Clipping of each block ``l`` to a bound ``C_l`` of its own (Algorithm 4).
 
     Attributes:
-        max_norms: ``C_l`` of each block in turn; or one number ``C``, shared equally so that ``sum C_l² = C²``.
-        allocation: ``"uniform"`` noise of deviation ``σ C``, ``C² = sum C_l²``, on every coordinate (the paper); or the
-            ``"optimal"`` one, which gives a block of ``d_l`` coordinates the share that minimises the total noise,
-            ``bound_l² = C_l / √d_l * sum_k C_k √d_k``.
+        max_norms: The bounds ``C_l`` of the blocks, in their order. Or one number ``C``, which is shared equally so
+            that ``sum C_l² = C²``.
+        allocation: How the noise is shared between blocks. ``"uniform"`` adds noise of standard deviation ``σ C``, with
+            ``C² = sum C_l²``, to every coordinate (as in the paper). ``"optimal"`` minimises the total noise: for a
+            block of ``d_l`` coordinates, ``bound_l² = C_l / √d_l * sum_k C_k √d_k``.
     """
 
     max_norms: float | tuple[float, ...]
@@ -185,14 +230,14 @@ class PerLayerClipping(Clipping):
             raise ValueError(f"unknown noise allocation {self.allocation!r}: choose 'uniform' or 'optimal'")
 
     def factors(self, squared_norms: Tensor) -> Tensor:
-        """``min(1, C_l / ||g_bl||)``; zero in every block for a sample that is not finite in one."""
+        """Returns ``min(1, C_l / ||g_bl||)``, and zero in every block for a sample that is not finite in one block."""
         bounds = self._bounds(len(squared_norms))
         rows = [clip_factors(row.sqrt(), bound) for row, bound in zip(squared_norms, bounds, strict=True)]
         finite = squared_norms.isfinite().all(0)
         return torch.stack(rows) * finite if rows else squared_norms
 
     def noise_bounds(self, sizes: Sequence[int]) -> list[float]:
-        """One number for all blocks, or the optimal ones."""
+        """Returns ``C`` for every block, or the bounds of the optimal allocation."""
         bounds = self._bounds(len(sizes))
         if self.allocation == "uniform":
             return [math.hypot(*bounds)] * len(sizes)
@@ -214,7 +259,16 @@ def clipping_policy(
     max_grad_norm: float | Sequence[float],
     allocation: Literal["uniform", "optimal"] = "uniform",
 ) -> Clipping:
-    """Returns the clipping of that name with these bounds; an object that already is one is returned as it is."""
+    """Returns the clipping policy with this name and these bounds.
+
+    Args:
+        clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``. A :class:`Clipping` is returned unchanged.
+        max_grad_norm: The clipping bound. With ``"per_layer"`` it may be a sequence with one bound for each block.
+        allocation: How per-layer clipping shares the noise between blocks (see :class:`PerLayerClipping`).
+
+    Raises:
+        ValueError: If the name is unknown, or if a sequence of bounds is given without ``"per_layer"``.
+    """
     if isinstance(clipping, Clipping):
         return clipping
     bounds = max_grad_norm if isinstance(max_grad_norm, int | float) else tuple(max_grad_norm)
@@ -230,11 +284,12 @@ def clipping_policy(
 
 
 def row_norms(z: Tensor) -> Tensor:
-    """Returns the norm of each ``z[b]``, ``(B,)`` in float64.
+    """Returns the norm of each ``z[b]``, as ``(B,)`` in float64, rounded to the private side.
 
-    In pieces: torch adds up squares one after the other, and a record made for it (all its squares rounded down) would
-    lose more than the rounding guard in a float32 sum of ten thousand. Of 512 it cannot; those are added up in float64.
-    Rounded up by what underflow can hide, so that the bound holds for the shortest of contributions too.
+    - The squares are added in pieces of 512, and the pieces in float64. Torch adds squares one after the other. In a
+      float32 sum of ten thousand, a hostile record (all of whose squares are rounded down) would lose more than the
+      rounding guard. In a sum of 512 it cannot.
+    - The norm is rounded up by what underflow can hide, so that the bound also holds for very short contributions.
     """
     z = z[:, None] if z.ndim == 1 else z.flatten(1)
     whole = z.shape[1] // _PIECE * _PIECE
@@ -244,7 +299,7 @@ def row_norms(z: Tensor) -> Tensor:
 
 
 def underflow(numbers: int, dtype: torch.dtype) -> float:
-    """Returns how long a vector of so many numbers can be though all their squares underflow to zero."""
+    """Returns the largest norm of a vector of so many numbers whose squares all underflow to zero."""
     return math.sqrt(numbers * torch.finfo(dtype).tiny)
 
 

@@ -1,17 +1,22 @@
-"""Filters: which spectral coordinates survive, and with what gain.
+"""Filters: they decide which spectral coordinates are kept, and with which gains.
 
-A filter gives each coordinate a *pre-gain* ``a >= 0``, applied before clipping, and a *post-gain* ``b >= 0``, applied
-after the noise (the mechanism is ``z = a * (T g)``, clip, sum, noise, ``T^t (b * s)``). Coordinates whose
-pre- or post-gain is zero are *dropped*: nothing of them is released and no noise is drawn for them.
+A filter gives each coordinate a *pre-gain* ``a >= 0``, which is applied before clipping, and a *post-gain* ``b >= 0``,
+which is applied after the noise. (The mechanism is ``z = a * (T g)``, clip, sum, noise, ``T^t (b * s)``.) Coordinates
+with a pre-gain or a post-gain of zero are *dropped*: they are not released, and no noise is drawn for them.
 
-Formal guarantee. Gains never change the privacy loss: clipping comes after ``a``, so one record moves the sum by at
-most the clipping bound whatever ``a`` is, and ``b`` is post-processing. This needs one assumption, which every filter
-here keeps: *the gains of a step are fixed before that step reads any data*. They may depend on public facts, on the
-step number, and on what earlier steps released; never on the raw batch.
+Formal guarantee:
 
-The ratio ``ρ`` counts **real degrees of freedom**: at least a fraction ``ρ`` of them is dropped (always whole
-frequencies, and never the lowest), so by Proposition 1 the noise left in the signal is at most
-``(1 - ρ) σ² S²`` per sample. :attr:`Gains.effective_ratio` is the fraction really dropped.
+- What is bounded: gains never change the privacy loss. Clipping comes after ``a``, so one record moves the sum by at
+  most the clipping bound, whatever ``a`` is. The multiplication by ``b`` is post-processing.
+- For which neighbours: the same as for the clipped sum, under either relation.
+- Under which assumption: *the gains of a step are fixed before that step reads any data*. They may depend on public
+  facts, on the step number and on what earlier steps released, but never on the raw batch. Every filter in this module
+  satisfies this; a filter of your own must satisfy it, too.
+
+The ratio ``ρ`` counts **real degrees of freedom**. At least a fraction ``ρ`` of them is dropped, in whole frequencies,
+but never the lowest frequency. So by Proposition 1 the noise variance of each output sample is at most
+``(1 - ρ) σ² S²``, unless only the lowest frequency is left. :attr:`Gains.effective_ratio` is the fraction that was
+really dropped.
 
 >>> from spectral_dp.mechanism.transforms import get_transform
 >>> gains = LowPassFilter(0.5).gains(get_transform("fourier"), 8)
@@ -42,44 +47,51 @@ Schedule = Literal["linear", "cosine"]
 
 
 class Filter(ABC):
-    """A rule for the gains of each step. Subclasses fix them before the step sees data."""
+    """A rule that gives the gains of each step. Subclasses must fix the gains before the step reads any data."""
 
     @abstractmethod
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
-        """Returns the gains for coordinates of ``shape`` under ``transform`` at training step ``step``."""
+        """Returns the gains of training step ``step``, for coordinates of shape ``shape`` under ``transform``."""
 
     def observe(self, released: Tensor, noise_std: float) -> None:  # noqa: B027 - most filters learn nothing
-        """Is shown the noisy coefficients ``(..., M)`` of the step just released and their noise's deviation."""
+        """Is called after each release, so that a filter can learn from it. Most filters do nothing here.
+
+        Args:
+            released: The noisy coefficients ``(..., M)`` that were just released.
+            noise_std: The standard deviation of the noise in each of them.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the filter has learnt; belongs in the checkpoint."""
+        """Returns what the filter has learnt, for the checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+        """Restores what :meth:`state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state, got keys {sorted(state)}: saved by another filter?")
 
 
 @dataclass(frozen=True)
 class IdentityFilter(Filter):
-    """Keeps everything as it is."""
+    """A filter that keeps every coordinate unchanged."""
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
-        """All ones."""
+        """Returns gains that are all one."""
         return _low_pass(transform, _shape(shape), 0.0, "lowest", "filter_then_clip")
 
 
 @dataclass(frozen=True)
 class LowPassFilter(Filter):
-    """Drops the highest frequencies: at least a fraction ``ratio`` of the real degrees of freedom.
+    """A filter that drops the highest frequencies: at least a fraction ``ratio`` of the real degrees of freedom.
 
     Attributes:
-        ratio: ``ρ`` in [0, 1).
-        region: In two dimensions, ``"lowest"`` keeps the frequencies of smallest radius, ``"box"`` the box
-            ``i < K1, j < K2`` of Corollary 1, with the same share of either axis. In one dimension they agree.
-        order: ``"filter_then_clip"`` does not let dropped coordinates use up the clipping bound: same noise, same
-            privacy, less clipping. ``"clip_then_filter"`` is the order of Algorithm 1.
+        ratio: Fraction ``ρ`` of the real degrees of freedom to drop, in [0, 1).
+        region: Shape of the kept region in two dimensions. ``"lowest"`` keeps the frequencies of smallest radius.
+            ``"box"`` keeps the box ``i < K1, j < K2`` of Corollary 1, with the same share of both axes. In one
+            dimension there is no difference.
+        order: Order of filter and clip. With ``"filter_then_clip"``, dropped coordinates do not use up the clipping
+            bound: the noise and the privacy are the same, and less is clipped. ``"clip_then_filter"`` is the order of
+            Algorithm 1.
     """
 
     ratio: float
@@ -92,17 +104,22 @@ class LowPassFilter(Filter):
         _check_choice("order", self.order, Order)
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
-        """Ones on the kept frequencies; before the clip as well unless the order says otherwise."""
+        """Returns gains of one on the kept frequencies. With ``"clip_then_filter"`` all pre-gains are one."""
         return _low_pass(transform, _shape(shape), float(self.ratio), self.region, self.order)
 
 
 @dataclass(frozen=True)
 class PaperBandFilter(Filter):
-    """The paper's band: the first ``K = (1 - ρ) N`` coefficients of the *full* spectrum, with their mirror images.
+    """The band of the paper: the first ``K = (1 - ρ) N`` coefficients of the *full* spectrum and their mirror images.
 
-    Algorithms 1 to 3 zero the last ``ρ`` of the coefficients (of rows and columns in 2-D). On a real signal the last
-    coefficients mirror the first, so what is really kept is ``{0..K-1}`` and ``{-(K-1)..0}``: up to twice as many
-    degrees of freedom as ``ρ`` suggests. It lays out the paper's tables; :class:`LowPassFilter` does what ``ρ`` says.
+    Algorithms 1 to 3 set the last fraction ``ρ`` of the coefficients to zero (of rows and columns in 2-D). On a real
+    signal the last coefficients mirror the first ones, so the frequencies ``{0..K-1}`` and ``{-(K-1)..0}`` are kept.
+    These are up to twice as many degrees of freedom as ``ρ`` suggests. Use this filter to reproduce the tables of the
+    paper, and :class:`LowPassFilter` to drop a fraction ``ρ``.
+
+    Attributes:
+        ratio: Fraction ``ρ`` of the full complex spectrum that the paper sets to zero, in [0, 1).
+        order: See :class:`LowPassFilter`.
     """
 
     ratio: float
@@ -113,7 +130,7 @@ class PaperBandFilter(Filter):
         _check_choice("order", self.order, Order)
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
-        """Ones on the band; Fourier only, since only there coefficients have mirror images."""
+        """Returns gains of one on the band. Only Fourier coefficients have mirror images, so other transforms raise."""
         if not isinstance(transform, Fourier):
             raise ValueError(
                 f"PaperBandFilter is defined on the Fourier spectrum, not on {transform.name!r}: use LowPassFilter"
@@ -128,14 +145,15 @@ class PaperBandFilter(Filter):
 
 @dataclass(frozen=True, eq=False)
 class ShapedFilter(Filter):
-    """Given gains: ``pre`` before the clip, its inverse after the noise, so that the signal keeps its scale.
+    """A filter with given gains: by default the post-gains are ``1 / pre``, so that the signal keeps its scale.
 
-    A large pre-gain spends more of the clipping bound on a coordinate and leaves it less noise. Take ``pre`` from
-    public data or from past releases. With ``pre`` all ones and ``post`` below one it is a Wiener filter.
+    A large pre-gain spends more of the clipping bound on a coordinate, and less noise remains in it. Compute ``pre``
+    from public data or from past releases. If ``pre`` is one everywhere and ``post`` is below one, this is a Wiener
+    filter.
 
     Attributes:
-        pre: Gains before clipping, of the coordinates' shape; zero drops a coordinate.
-        post: Gains after the noise; ``1 / pre`` where not given.
+        pre: Gains before clipping, with the shape of the coordinates. Zero drops a coordinate.
+        post: Gains after the noise. The default is ``1 / pre`` where ``pre`` is positive.
     """
 
     pre: Tensor
@@ -146,9 +164,13 @@ class ShapedFilter(Filter):
 
     @classmethod
     def from_second_moment(cls, second_moment: Tensor) -> ShapedFilter:
-        """Near-optimal shaping ``S^(-1/4)`` for coordinates with per-sample second moments ``S``.
+        """Returns the filter with the nearly optimal pre-gains ``S^(-1/4)``.
 
-        Scaled to geometric mean one, so that the clipping bound keeps its meaning.
+        The gains are scaled to a geometric mean of one, so that the clipping bound keeps its meaning.
+
+        Args:
+            second_moment: Second moments ``S`` of per-sample gradients, one for each coordinate, all positive. They
+                must come from public data or from past releases.
         """
         s = second_moment.double()
         if not bool(torch.isfinite(s).all()) or bool((s <= 0).any()):
@@ -158,14 +180,14 @@ class ShapedFilter(Filter):
 
     @cached_property
     def _gains(self) -> Gains:
-        # Copies: what is made of gains is kept for as long as they are the same, so nobody may change them.
+        # Copies, because results that were computed from gains are cached: nobody may change the gains afterwards.
         pre = self.pre.detach().to("cpu", torch.float64, copy=True)
         if self.post is not None:
             return Gains(pre, self.post.detach().to("cpu", torch.float64, copy=True))
         return Gains(pre, torch.where(pre > 0, 1 / pre.where(pre > 0, torch.ones(())), torch.zeros(())))
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
-        """The given gains, if they fit."""
+        """Returns the given gains, and raises ``ValueError`` if their shape is another."""
         if self._gains.pre.shape != _shape(shape):
             raise ValueError(f"gains of shape {tuple(self.pre.shape)} do not fit coordinates of shape {_shape(shape)}")
         return self._gains
@@ -173,7 +195,16 @@ class ShapedFilter(Filter):
 
 @dataclass(frozen=True)
 class AnnealedFilter(Filter):
-    """A low-pass whose ratio moves from ``start`` to ``end`` over ``steps`` steps by a schedule fixed beforehand."""
+    """A low-pass whose ratio changes from ``start`` to ``end`` by a schedule that is fixed before training.
+
+    Attributes:
+        start: Ratio at step 0, in [0, 1).
+        end: Ratio from step ``steps`` on, in [0, 1).
+        steps: Number of steps over which the ratio changes.
+        schedule: Shape of the change: ``"linear"`` or ``"cosine"``.
+        region: See :class:`LowPassFilter`.
+        order: See :class:`LowPassFilter`.
+    """
 
     start: float
     end: float
@@ -190,32 +221,34 @@ class AnnealedFilter(Filter):
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def ratio(self, step: int) -> float:
-        """The ratio at ``step``; constant from ``steps`` on."""
+        """Returns the ratio at ``step``. It is constant from ``steps`` on."""
         progress = min(max(step / self.steps, 0.0), 1.0)
         if self.schedule == "cosine":
             progress = (1 - math.cos(math.pi * progress)) / 2
         return self.start + (self.end - self.start) * progress
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
-        """Those of the low-pass of this step."""
+        """Returns the gains of the low-pass with the ratio of this step."""
         return LowPassFilter(self.ratio(step), self.region, self.order).gains(transform, shape)
 
 
 class AdaptiveFilter(Filter):
-    """A low-pass with Wiener gains learnt from what was released.
+    """A low-pass with Wiener gains that are learnt from earlier releases.
 
-    The noise of a released coefficient has a known variance ``v``, so its mean square tells the signal power
-    ``p`` of its frequency. Later releases weigh it by ``p / (p + v)``: a coefficient that carries mostly noise is
-    turned down. Everything is computed from released values, so it costs no privacy; it is state, so it is saved.
+    The noise of a released coefficient has a known variance ``v``. So the mean square of the coefficient gives an
+    estimate of the signal power ``p`` at its frequency. Later releases multiply the coefficient by ``p / (p + v)``,
+    which reduces coefficients that are mostly noise. Everything is computed from released values, so it costs no
+    privacy. What was learnt is saved in checkpoints.
 
-    One instance serves one parameter block. Averages run over the leading dimensions of the released tensor.
+    Each parameter block needs an instance of its own. Averages are taken over the leading dimensions of the released
+    tensor.
 
     Args:
-        ratio: Fraction of the degrees of freedom dropped outright, as in :class:`LowPassFilter`.
-        decay: Memory of the running average of the signal power.
-        floor: Smallest post-gain, above zero so that no frequency is lost for good.
-        region: As in :class:`LowPassFilter`.
-        order: As in :class:`LowPassFilter`.
+        ratio: Fraction of the degrees of freedom that is always dropped, as in :class:`LowPassFilter`.
+        decay: Weight of the past in the running average of the signal power, in [0, 1).
+        floor: Smallest post-gain, in (0, 1]. It is positive, so that no frequency is lost for ever.
+        region: See :class:`LowPassFilter`.
+        order: See :class:`LowPassFilter`.
     """
 
     def __init__(
@@ -239,7 +272,7 @@ class AdaptiveFilter(Filter):
         self._noise_variance = 0.0
 
     def observe(self, released: Tensor, noise_std: float) -> None:
-        """Updates the signal power of each kept frequency."""
+        """Updates the estimated signal power of each kept coordinate."""
         square = released.detach().double().square().flatten(0, -2).mean(0) if released.ndim > 1 else released**2
         if self._power is not None and self._power.shape != square.shape:
             raise ValueError(
@@ -253,7 +286,7 @@ class AdaptiveFilter(Filter):
         self._noise_variance = noise_std**2
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
-        """The low-pass, weighted by what has been learnt; the low-pass alone before anything was released."""
+        """Returns the gains of the low-pass, times the Wiener gains once there was a release to learn from."""
         base = self._base.gains(transform, shape)
         if self._power is None or self._noise_variance == 0:
             return base
@@ -267,12 +300,12 @@ class AdaptiveFilter(Filter):
         return Gains(base.pre, base.post * base.expand(wiener))
 
     def state_dict(self) -> dict[str, Any]:
-        """The running average; plain numbers."""
+        """Returns the running average as plain numbers."""
         power = None if self._power is None else self._power.tolist()
         return {"power": power, "weight": self._weight, "noise_variance": self._noise_variance}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+        """Restores what :meth:`state_dict` returned."""
         if set(state) != {"power", "weight", "noise_variance"}:
             raise ValueError(f"not the state of an AdaptiveFilter: keys {sorted(state)}")
         power = state["power"]
@@ -287,7 +320,7 @@ def _hard(kept: Tensor, order: Order) -> Gains:
     return Gains(torch.ones((), dtype=torch.bool).expand(kept.shape) if order == "clip_then_filter" else kept, kept)
 
 
-@lru_cache(maxsize=128)  # asked for at every step of training
+@lru_cache(maxsize=128)  # because it is called at every step of training
 def _low_pass(transform: Transform, shape: tuple[int, ...], ratio: float, region: Region, order: Order) -> Gains:
     transform.check_shape(shape)
     everything = torch.ones((), dtype=torch.bool).expand(shape)
@@ -307,14 +340,14 @@ def _low_pass_mask(transform: Transform, shape: tuple[int, ...], ratio: float, r
             bandwidth[axis] = _first_dropped(line, min(share, (1 - ratio) / used))
             used = float((line < bandwidth[axis]).double().mean())
         return (f < torch.tensor(bandwidth)).all(-1)
-    # Squared radius in cycles per sample, in whole numbers so that equal radii compare equal.
+    # The squared radius in cycles per sample, scaled to whole numbers so that equal radii compare equal.
     others = torch.tensor([math.prod(shape) // n for n in shape])
     radius = (f * others).square().sum(-1)
     return radius < _first_dropped(radius, 1 - ratio)
 
 
 def _first_dropped(frequency: Tensor, share: float) -> int:
-    """The frequency from which on coordinates are dropped, so that at most ``share`` of them (but one) are kept."""
+    """Returns the lowest dropped frequency: at most ``share`` of the coordinates are kept, or the lowest frequency."""
     ordered = frequency if frequency.ndim == 1 else frequency.flatten().sort().values  # one axis is ordered already
     fits = math.floor(share * len(ordered) + 1e-9)
     return int(ordered[-1]) + 1 if fits >= len(ordered) else max(int(ordered[fits]), int(ordered[0]) + 1)

@@ -1,4 +1,4 @@
-"""Gains: what a filter does to each spectral coordinate in one step, before the clip and after the noise."""
+"""Gains: the factors by which a filter multiplies each coordinate in one step, before the clip and after the noise."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from torch import Tensor
 class Gains:
     """The gains of one step for coordinates of one shape.
 
+    A coordinate is *kept* if both of its gains are positive. The others are dropped: they are not released, and no
+    noise is drawn for them.
+
     Attributes:
-        pre: ``a``, applied before clipping; float64 or boolean (a mask), shape of the coordinates.
-        post: ``b``, applied after the noise; the same.
+        pre: The pre-gains ``a``, which are applied before clipping: float64 or boolean (a mask), with the shape of the
+            coordinates.
+        post: The post-gains ``b``, which are applied after the noise, in the same form.
+
+    Raises:
+        ValueError: If the two shapes differ, if a gain is negative or not finite, or if every coordinate is dropped.
     """
 
     pre: Tensor
@@ -32,17 +39,17 @@ class Gains:
 
     @cached_property
     def kept(self) -> Tensor:
-        """Which coordinates are released, as booleans."""
+        """Booleans: whether each coordinate is released."""
         return ((_stored(self.pre) > 0) & (_stored(self.post) > 0)).expand(self.pre.shape)
 
     @cached_property
     def counted(self) -> Tensor:
-        """Which coordinates count in the clipped norm, as booleans."""
+        """Booleans: whether each coordinate counts in the norm that is clipped."""
         return (_stored(self.pre) > 0).expand(self.pre.shape)
 
     @cached_property
     def index(self) -> Tensor:
-        """Positions of the kept coordinates in the flattened spectrum, ``(M,)``."""
+        """The positions of the kept coordinates in the flattened spectrum, ``(M,)``."""
         return self.kept.flatten().nonzero().squeeze(-1)
 
     @property
@@ -52,22 +59,23 @@ class Gains:
 
     @property
     def noise_variance(self) -> float:
-        """Noise variance left per output sample, as a fraction of ``σ² S²``.
+        """The noise variance of each output sample, as a fraction of ``σ² S²``.
 
-        Proposition 1 and Corollary 1: ``K/N`` for a filter that only drops. The value is the mean over the samples;
-        for Fourier each sample has exactly this variance, for the other transforms it varies along the signal.
+        For a filter that only drops coordinates it is ``K/N`` (Proposition 1 and Corollary 1). The value is the mean
+        over the samples. With the Fourier transform each sample has exactly this variance. With the other transforms
+        the variance differs along the signal.
         """
         return float((self.post * self.kept).double().square().mean())
 
     def compress(self, z: Tensor) -> Tensor:
-        """Picks the kept coordinates: ``(..., *shape) -> (..., M)``."""
+        """Returns the kept coordinates only: ``(..., *shape) -> (..., M)``."""
         flat = z.flatten(z.ndim - self.pre.ndim)
         if self._is_prefix:
             return flat[..., : self.count]
         return flat.index_select(-1, self.index.to(z.device))
 
     def expand(self, kept: Tensor) -> Tensor:
-        """Puts kept coordinates back among zeros: ``(..., M) -> (..., *shape)``."""
+        """Returns all coordinates, with zeros where they were dropped: ``(..., M) -> (..., *shape)``."""
         if not self.keeps_all:
             flat = kept.new_zeros(*kept.shape[:-1], self.kept.numel())
             if self._is_prefix:
@@ -79,12 +87,12 @@ class Gains:
 
     @cached_property
     def count(self) -> int:
-        """``M``, the number of kept coordinates."""
+        """The number ``M`` of kept coordinates."""
         return self.kept.numel() if self.keeps_all else int(self.kept.sum())
 
     @cached_property
     def keeps_all(self) -> bool:
-        """Whether nothing is dropped."""
+        """Whether no coordinate is dropped."""
         return bool(_stored(self.kept).all())
 
     @cached_property
@@ -94,21 +102,21 @@ class Gains:
 
     @cached_property
     def kept_pre(self) -> Tensor | None:
-        """Pre-gains of the kept coordinates, ``(M,)``; None where all are one."""
+        """The pre-gains of the kept coordinates, ``(M,)``, or None if all of them are one."""
         return None if self.is_identity else _unless_ones(self.compress(self.pre))
 
     @cached_property
     def kept_post(self) -> Tensor | None:
-        """Post-gains of the kept coordinates, ``(M,)``; None where all are one."""
+        """The post-gains of the kept coordinates, ``(M,)``, or None if all of them are one."""
         return None if self.is_identity else _unless_ones(self.compress(self.post))
 
     @cached_property
     def clips_dropped(self) -> bool:
-        """Whether coordinates that are not released count in the clipped norm all the same (the paper's order)."""
+        """Whether some dropped coordinates count in the clipped norm nevertheless (the order of the paper)."""
         return bool(((_stored(self.pre) > 0) & ~_stored(self.kept)).any())
 
     @cached_property
-    def _is_prefix(self) -> bool:  # as of every low-pass in one dimension; spares the indices
+    def _is_prefix(self) -> bool:  # true for every 1-D low-pass; needs no indices
         return self.keeps_all or bool(self.kept.flatten()[: self.count].all())
 
 
@@ -117,10 +125,10 @@ def _unless_ones(gains: Tensor) -> Tensor | None:
 
 
 def _stored(t: Tensor) -> Tensor:
-    """The elements in memory: of a number expanded to a shape, that number."""
+    """Returns the elements that are stored in memory. For one number expanded to a shape, this is that number."""
     return t[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in t.stride())]
 
 
 def value_range(t: Tensor) -> str:
-    """Smallest and largest value, for messages."""
+    """Returns the smallest and the largest value as text, for error messages."""
     return f"values from {t.min().item():g} to {t.max().item():g}"

@@ -1,20 +1,22 @@
-"""Where Gaussian noise comes from.
+"""Sources of Gaussian noise.
 
-Two sources, one method. :class:`SecureNoise` is for releases: its bits come from ChaCha20 keyed by the operating
-system's entropy. :class:`SeededNoise` is for experiments: whoever knows the seed can subtract the noise, so it must
-be asked for in so many words.
+There are two sources with the same interface:
 
-Formal guarantee. The secure source draws independent standard normals in float64 and rounds once to the dtype asked
-for. The guarantees of this library are those of the Gaussian mechanism over the *reals*; this is what floating point
-leaves open:
+- :class:`SecureNoise` is for releases. Its bits come from ChaCha20, with a key from the operating system.
+- :class:`SeededNoise` is for experiments. Whoever knows the seed can subtract the noise, so the caller must ask for it
+  explicitly.
 
-* Box-Muller on 53-bit uniforms cannot produce values beyond ``sqrt(2 * 53 * ln 2) ~ 8.57`` deviations (probability
-  2e-17 each): far below any δ in use.
-* The set of floats that ``value + noise`` can reach depends slightly on ``value``, which an adversary who sees
-  all low-order bits of a *single, exactly known* query can exploit (Mironov 2012). Rounding a float64 normal to
-  float32, summing over records and passing through the inverse transform blur this; none of them is a proof. Where the
-  adversary model includes it, use a discrete mechanism.
-* Sampling time depends on how many values are drawn, never on their values.
+Formal guarantee. The secure source draws independent standard normal values in float64 and rounds them once, to the
+requested dtype. The guarantees of this library are those of the Gaussian mechanism over the *real* numbers. The
+following differences remain in floating point:
+
+- Box-Muller on 53-bit uniform numbers cannot produce values beyond ``sqrt(2 * 53 * ln 2) ~ 8.57`` standard deviations.
+  Each value would be beyond with probability 2e-17, which is far below any δ in use.
+- The set of floats that ``value + noise`` can reach depends slightly on ``value``. An adversary who sees all low-order
+  bits of a *single, exactly known* query can exploit this (Mironov 2012). Rounding a float64 normal to float32, summing
+  over records and applying the inverse transform make it harder, but none of them is a proof against it. If your
+  adversary model includes this attack, use a discrete mechanism.
+- The time of sampling depends on the number of values, never on the values.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-_CHUNK = 1 << 17  # normals made at a time: few enough to stay in the cache, enough to keep all cores busy
-_SMALL = 1 << 13  # more than that are worth the overhead of a draw of their own
+_CHUNK = 1 << 17  # values made at a time: few enough to stay in the cache, enough to keep all cores busy
+_SMALL = 1 << 13  # a request for more values than this is worth a draw of its own
 
 
 class NoiseSource(ABC):
-    """A stream of independent standard normal values. No value is ever handed out twice."""
+    """A stream of independent standard normal values. No value is ever returned twice."""
 
-    #: Whether the noise can be predicted by nobody, so that it protects a release.
+    #: Whether nobody can predict the noise, so that it protects a release.
     is_private: bool
 
     @abstractmethod
@@ -48,14 +50,14 @@ class NoiseSource(ABC):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Returns fresh standard normals of that shape."""
+        """Returns new standard normal values of this shape, dtype and device."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is needed to go on with the same stream; empty where a stream must not be repeated."""
+        """Returns what is needed to continue the same stream. It is empty if a stream must not be repeated."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+        """Restores what :meth:`state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state to restore, got keys {sorted(state)}")
 
@@ -63,9 +65,9 @@ class NoiseSource(ABC):
 class SecureNoise(NoiseSource):
     """Gaussian noise from a cryptographic generator.
 
-    ChaCha20 under a fresh 256-bit key from the operating system makes the bits, Box-Muller in float64 the normals.
-    The key lives in this object only: it is not saved, and a copied, pickled or forked source draws a new key, so that
-    two of them never repeat each other.
+    ChaCha20 makes the bits, with a new 256-bit key from the operating system. Box-Muller makes normal values of them
+    in float64. Only this object holds the key, and it is never saved. A copied, pickled or forked source draws a new
+    key, so that two sources never repeat each other's values.
     """
 
     is_private = True
@@ -80,7 +82,7 @@ class SecureNoise(NoiseSource):
         )  # the first 8 bytes count blocks: 2^70 bytes a key
         self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
         self._reserve = torch.empty(0, dtype=torch.float64)
-        self._one_at_a_time = threading.Lock()  # a new one in a forked process: the old one may be held for ever
+        self._one_at_a_time = threading.Lock()  # new in a forked process: the old one may be held for ever
         self._pid = os.getpid()
 
     def normal(
@@ -90,7 +92,7 @@ class SecureNoise(NoiseSource):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Returns fresh standard normals of that shape."""
+        """Returns new standard normal values of this shape, dtype and device."""
         if os.getpid() != self._pid:
             self._rekey()
         with self._one_at_a_time:
@@ -100,7 +102,7 @@ class SecureNoise(NoiseSource):
     def _take(self, count: int, dtype: torch.dtype) -> Tensor:
         if count > _SMALL:
             return self._draw(count, dtype)
-        if count > len(self._reserve):  # most parameters have few numbers: one draw serves many of them
+        if count > len(self._reserve):  # most parameters are small, so one draw serves many of them
             self._reserve = self._draw(_CHUNK // 2, torch.float64)
         taken, self._reserve = self._reserve[:count], self._reserve[count:]
         return taken.to(dtype, copy=True)
@@ -123,12 +125,12 @@ class SecureNoise(NoiseSource):
 
 
 class SeededNoise(NoiseSource):
-    """Reproducible Gaussian noise, for experiments and tests. It protects nothing from whoever can guess the seed.
+    """Reproducible Gaussian noise for experiments and tests. It does not protect against anyone who knows the seed.
 
     Args:
-        seed: Any integer.
-        reproducibility_over_privacy: Must be ``True``; says that the noise may be predictable.
-        device: Where values are drawn; the stream of a seed differs between kinds of device.
+        seed: Seed of the generator, any integer.
+        reproducibility_over_privacy: Must be ``True``. It states that the noise may be predictable.
+        device: Device on which the values are drawn. The same seed gives different values on different kinds of device.
     """
 
     is_private = False
@@ -150,26 +152,32 @@ class SeededNoise(NoiseSource):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Returns the next standard normals of the seed's stream."""
+        """Returns the next standard normal values of the seed's stream."""
         here = self._generator.device
         return torch.randn(tuple(shape), generator=self._generator, dtype=dtype, device=here).to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's position in its stream."""
+        """Returns the position of the generator in its stream."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved position."""
+        """Continues the stream from a saved position."""
         if set(state) != {"generator"}:
             raise ValueError(f"not the state of a SeededNoise: keys {sorted(state)}")
         self._generator.set_state(state["generator"])
 
 
 def _box_muller(words: Tensor, out: Tensor) -> None:
-    """Fills ``out`` with normals made of 64-bit random ``words`` (an even number, at least as many; overwritten)."""
+    """Fills ``out`` with standard normal values.
+
+    Args:
+        words: Random 64-bit words: an even number of them, at least as many as ``out`` has elements. They are
+            overwritten.
+        out: Tensor to fill.
+    """
     integers = words.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).double()
     half = words.numel() // 2
-    radius = integers[:half].add_(1).mul_(2.0**-53).log_().mul_(-2).sqrt_()  # of uniforms in (0, 1]: finite
+    radius = integers[:half].add_(1).mul_(2.0**-53).log_().mul_(-2).sqrt_()  # uniforms in (0, 1], so it is finite
     angle = integers[half:].mul_(2 * math.pi * 2.0**-53)
     first = angle.cos().mul_(radius)[: out.numel()]
     out[: first.numel()] = first

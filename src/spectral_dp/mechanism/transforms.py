@@ -1,11 +1,17 @@
 """Orthonormal transforms between a real tensor and its real spectral coordinates.
 
-A transform ``T`` is an orthogonal matrix applied along one or two dimensions. Its coordinates are *real*, there
-are as many of them as samples of the signal, and ``||T x|| = ||x||``. That is what the privacy argument rests on:
-white Gaussian noise on the coordinates is white Gaussian noise on the signal, and counting coordinates counts
-degrees of freedom. A complex spectrum offers neither (its Hermitian halves repeat each other), so none is exposed.
+A transform ``T`` is an orthogonal matrix that is applied along one or two dimensions. The privacy argument needs three
+properties of it:
 
-Along each transformed dimension the coordinates run from the lowest frequency to the highest:
+- The coordinates are *real* numbers.
+- There are as many coordinates as samples of the signal. So the number of coordinates is the number of degrees of
+  freedom.
+- ``||T x|| = ||x||``. So white Gaussian noise on the coordinates is white Gaussian noise on the signal.
+
+A complex spectrum does not have these properties, because its two Hermitian halves repeat each other. So this module
+never returns one.
+
+Along each transformed dimension the coordinates are ordered from the lowest frequency to the highest:
 
 ==========  ===================================================================  ===================
 name        coordinates                                                          lengths
@@ -38,23 +44,24 @@ TransformName = Literal["fourier", "dct", "haar", "hadamard", "identity"]
 
 
 class Transform(ABC):
-    """An orthonormal map over the chosen dimensions of a real tensor.
+    """An orthonormal map over one or two dimensions of a real tensor.
 
-    Subclasses give the fast algorithm; this class picks between it and one matrix product with the basis, which is
-    quicker for short signals (a 3 x 3 kernel, a block of 8). Both are differentiable and agree to rounding.
+    Subclasses implement the fast algorithm. This class chooses between it and one matrix product with the basis, which
+    is quicker for short signals (a 3 x 3 kernel or a block of 8). Both are differentiable, and their results agree up
+    to rounding errors.
     """
 
     name: ClassVar[TransformName]
-    #: Signals of at most this many samples go through a matrix product; where the two cross was measured for each
-    #: transform by ``benchmarks/bench_transforms.py``.
+    #: Signals of at most this many samples are transformed by a matrix product. The limit of each transform was
+    #: measured by ``benchmarks/bench_transforms.py``.
     matmul_limit: ClassVar[int] = 64
 
     def forward(self, x: Tensor, dims: int | Sequence[int] = -1) -> Tensor:
-        """Returns the coordinates of ``x`` along ``dims``, with the shape of ``x``."""
+        """Returns the coordinates of ``x`` along the dimensions ``dims``, with the shape of ``x``."""
         return self._apply(x, dims, inverse=False)
 
     def inverse(self, z: Tensor, dims: int | Sequence[int] = -1) -> Tensor:
-        """Returns the signal whose coordinates along ``dims`` are ``z``; undoes :meth:`forward`."""
+        """Returns the signal whose coordinates along ``dims`` are ``z``. This is the inverse of :meth:`forward`."""
         return self._apply(z, dims, inverse=True)
 
     def basis(
@@ -64,9 +71,9 @@ class Transform(ABC):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Returns the orthogonal matrix of the transform, ``(n, n)`` with ``n = prod(shape)``.
+        """Returns the orthogonal matrix of the transform, of shape ``(n, n)`` with ``n = prod(shape)``.
 
-        Row ``f`` is the basis signal of coordinate ``f`` (both flattened), so ``basis @ x == forward(x)``.
+        Row ``f`` is the basis signal of coordinate ``f`` (both are flattened), so ``basis @ x == forward(x)``.
         """
         shape = _as_tuple(shape)
         self.check_shape(shape)
@@ -74,13 +81,13 @@ class Transform(ABC):
 
     @abstractmethod
     def frequencies(self, shape: int | Sequence[int]) -> Tensor:
-        """Returns the frequency of every coordinate along every dimension, integers ``(*shape, len(shape))``.
+        """Returns the frequency of every coordinate along every dimension, as integers ``(*shape, len(shape))``.
 
-        Coordinates of equal frequency belong together: a filter keeps or drops them as one.
+        Coordinates of equal frequency belong together: a filter either keeps all of them or drops all of them.
         """
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Raises ``ValueError`` unless signals of this shape can be transformed."""
+        """Raises ``ValueError`` if signals of this shape cannot be transformed."""
         if not 1 <= len(shape) <= 2:
             raise ValueError(f"transforms act on one or two dimensions, got {len(shape)}: dims of shape {shape}")
         if min(shape) < 1:
@@ -88,11 +95,11 @@ class Transform(ABC):
 
     @abstractmethod
     def _fast(self, x: Tensor, ndim: int) -> Tensor:
-        """Forward map over the last ``ndim`` dimensions."""
+        """Returns the coordinates along the last ``ndim`` dimensions."""
 
     @abstractmethod
     def _fast_inverse(self, z: Tensor, ndim: int) -> Tensor:
-        """Inverse map over the last ``ndim`` dimensions."""
+        """Returns the signal, given its coordinates along the last ``ndim`` dimensions."""
 
     def _apply(self, x: Tensor, dims: int | Sequence[int], *, inverse: bool) -> Tensor:
         dims = _as_tuple(dims)
@@ -102,7 +109,7 @@ class Transform(ABC):
         x = x.movedim(dims, last)
         shape = x.shape[x.ndim - len(dims) :]
         self.check_shape(shape)
-        if x.numel() == 0:  # a batch of none, which some FFT libraries refuse
+        if x.numel() == 0:  # an empty batch, which some FFT libraries refuse
             return x.clone().movedim(last, dims)
         if math.prod(shape) <= self.matmul_limit:
             basis = self.basis(shape, dtype=x.dtype, device=x.device)
@@ -117,7 +124,7 @@ class Transform(ABC):
 
 
 class _Separable(Transform):
-    """A transform that acts on one dimension after the other."""
+    """A transform in two dimensions that transforms one dimension after the other."""
 
     def frequencies(self, shape: int | Sequence[int]) -> Tensor:
         shape = _as_tuple(shape)
@@ -136,28 +143,31 @@ class _Separable(Transform):
 
     @abstractmethod
     def _line(self, x: Tensor) -> Tensor:
-        """Forward map over the last dimension."""
+        """Returns the coordinates along the last dimension."""
 
     @abstractmethod
     def _line_inverse(self, z: Tensor) -> Tensor:
-        """Inverse map over the last dimension."""
+        """Returns the signal, given its coordinates along the last dimension."""
 
 
 class Fourier(Transform):
     """The discrete Fourier transform of a real signal, as independent real coordinates.
 
-    ``F`` is the orthonormal DFT of a real signal, so ``F(-f) = conj F(f)`` and each pair of mirrored frequencies
-    carries two real numbers, ``√2 Re F`` and ``√2 Im F``; self-conjugate frequencies (DC, Nyquist) carry one.
+    Let ``F`` be the orthonormal DFT of a real signal. Then ``F(-f) = conj F(f)``. So each pair of mirrored frequencies
+    holds two real numbers, ``√2 Re F`` and ``√2 Im F``. A self-conjugate frequency (DC, Nyquist) holds one.
 
-    In two dimensions the columns are laid out like the one-dimensional coordinates of the last axis. In a column
-    of interior frequency ``c`` the rows are ``F(0, c), F(1, c), F(-1, c), F(2, c), ...`` (all independent); a
-    self-conjugate column is itself the spectrum of a real signal and is laid out like one.
+    In two dimensions, the columns are ordered like the one-dimensional coordinates of the last axis. In a column of
+    interior frequency ``c``, the rows are ``F(0, c), F(1, c), F(-1, c), F(2, c), ...``, which are all independent. A
+    self-conjugate column is itself the spectrum of a real signal, and its rows are ordered like one.
     """
 
     name = "fourier"
 
     def frequencies(self, shape: int | Sequence[int]) -> Tensor:
-        """Frequencies of each coordinate; in 2-D the first axis is signed where the sign tells two waves apart."""
+        """Returns the frequencies of each coordinate.
+
+        In two dimensions, the frequency of the first axis is signed where the sign distinguishes two waves.
+        """
         shape = _as_tuple(shape)
         self.check_shape(shape)
         columns = _real_frequencies(shape[-1])
@@ -169,7 +179,7 @@ class Fourier(Transform):
         return torch.stack([rows, columns.expand(height, width)], dim=-1)
 
     def is_imaginary(self, shape: int | Sequence[int]) -> Tensor:
-        """Which coordinates are imaginary parts; the others are real parts. Booleans of that shape."""
+        """Returns booleans of this shape: true for imaginary parts, and false for real parts."""
         shape = _as_tuple(shape)
         column = torch.arange(shape[-1]).expand(shape)
         along = torch.arange(shape[0])[:, None].expand(shape) if len(shape) == 2 else torch.zeros(shape)
@@ -213,17 +223,17 @@ class Fourier(Transform):
 
 
 class DCT(_Separable):
-    """The type-II cosine transform: like Fourier, but of the signal mirrored at its ends, so without a jump there."""
+    """The type-II cosine transform: a Fourier transform of the signal mirrored at its ends, so without a jump there."""
 
     name = "dct"
     matmul_limit = 256
 
     def _line(self, x: Tensor) -> Tensor:
-        # Makhoul 1980: the DFT of (even samples, then odd samples backwards), turned by a quarter sample.
+        # Makhoul 1980: the DFT of the even samples followed by the odd ones backwards, shifted by a quarter sample.
         n = x.shape[-1]
         folded = torch.cat([x[..., ::2], x[..., 1::2].flip(-1)], dim=-1)
         w = torch.fft.rfft(folded, norm="ortho") * self._turn(n, x)
-        # w_k holds coordinate k in its real part and coordinate n - k in minus its imaginary part.
+        # The real part of w_k is coordinate k, and minus its imaginary part is coordinate n - k.
         tail = -w.imag[..., 1 : (n + 1) // 2].flip(-1)
         return torch.cat([w.real[..., :1] / math.sqrt(2), w.real[..., 1:], tail], dim=-1) * math.sqrt(2)
 
@@ -246,7 +256,7 @@ class DCT(_Separable):
 
 
 class _PowerOfTwo(_Separable):
-    """A transform that halves its signal again and again."""
+    """A transform that halves its signal repeatedly, so it needs lengths that are powers of two."""
 
     def check_shape(self, shape: Sequence[int]) -> None:
         super().check_shape(shape)
@@ -261,7 +271,7 @@ class _PowerOfTwo(_Separable):
 
 
 class Haar(_PowerOfTwo):
-    """The Haar wavelet transform. The frequency of a wavelet is the number of its kind along the axis."""
+    """The Haar wavelet transform. The frequency of a wavelet is the number of wavelets of its scale along the axis."""
 
     name = "haar"
     matmul_limit = 128
@@ -287,7 +297,7 @@ class Haar(_PowerOfTwo):
 
 
 class Hadamard(_PowerOfTwo):
-    """The Walsh-Hadamard transform by sequency: square waves, additions only."""
+    """The Walsh-Hadamard transform: square waves ordered by sequency, computed by additions only."""
 
     name = "hadamard"
     matmul_limit = 256
@@ -313,7 +323,7 @@ class Hadamard(_PowerOfTwo):
 
 
 class Identity(_Separable):
-    """No transform: the coordinates are the samples. With it the mechanism is plain DP-SGD."""
+    """No transform: the coordinates are the samples, and the mechanism is plain DP-SGD."""
 
     name = "identity"
     matmul_limit = 0
@@ -329,7 +339,7 @@ _TRANSFORMS: dict[str, Transform] = {t.name: t for t in (Fourier(), DCT(), Haar(
 
 
 def get_transform(transform: TransformName | Transform) -> Transform:
-    """Returns the transform of that name; an object that already is one is returned as it is."""
+    """Returns the transform with this name. If the argument is a transform already, it is returned unchanged."""
     if isinstance(transform, Transform):
         return transform
     if transform not in _TRANSFORMS:
@@ -339,7 +349,7 @@ def get_transform(transform: TransformName | Transform) -> Transform:
 
 @lru_cache(maxsize=128)
 def _basis(transform: Transform, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # it is cached: an inference tensor could not be used in training later
+    with torch.inference_mode(False):  # the basis is cached, and training cannot use inference tensors
         unit_signals = torch.eye(math.prod(shape), dtype=torch.float64).unflatten(-1, shape)
         return transform._fast(unit_signals, len(shape)).flatten(1).T.contiguous().to(device, dtype)
 
@@ -349,25 +359,25 @@ def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _real_frequencies(n: int) -> Tensor:
-    """``0, 1, 1, 2, 2, ...``: the frequency of each real Fourier coordinate."""
+    """Returns ``0, 1, 1, 2, 2, ...``: the frequency of each real Fourier coordinate."""
     return (torch.arange(n) + 1) // 2
 
 
 def _signed_order(n: int) -> Tensor:
-    """``0, 1, -1, 2, -2, ...``: all ``n`` frequencies of a complex DFT, the lowest first."""
+    """Returns ``0, 1, -1, 2, -2, ...``: all ``n`` frequencies of a complex DFT, from the lowest to the highest."""
     k = torch.arange(n)
     return torch.where(k % 2 == 1, (k + 1) // 2, -(k // 2))
 
 
 def _sequency_order(n: int) -> Tensor:
-    """Position, in the butterflies' natural order, of the Walsh function with 0, 1, 2, ... sign changes."""
+    """Returns where, in the natural order of the butterflies, the Walsh function with 0, 1, 2, ... sign changes is."""
     bits = n.bit_length() - 1
     gray = (i ^ (i >> 1) for i in range(n))
     return torch.tensor([int(f"{g:0{bits}b}"[::-1], 2) if bits else 0 for g in gray])
 
 
 def _to_real(spectrum: Tensor, n: int) -> Tensor:
-    """Half spectrum ``(..., n//2 + 1)`` of a real signal -> its ``n`` real coordinates."""
+    """Returns the ``n`` real coordinates of a real signal, given its half spectrum ``(..., n//2 + 1)``."""
     parts = torch.view_as_real(spectrum.contiguous()).flatten(-2)  # Re0 Im0 Re1 Im1 ...; Im0 (and Im of Nyquist) are 0
     z = torch.cat([parts[..., :1], parts[..., 2 : n + 1]], dim=-1)
     z[..., 1 : n - (n + 1) % 2].mul_(math.sqrt(2))
@@ -375,7 +385,7 @@ def _to_real(spectrum: Tensor, n: int) -> Tensor:
 
 
 def _to_complex(z: Tensor) -> Tensor:
-    """Undoes :func:`_to_real`."""
+    """Returns the half spectrum, given the real coordinates. This is the inverse of :func:`_to_real`."""
     n = z.shape[-1]
     zero = torch.zeros_like(z[..., :1])
     parts = [z[..., :1], zero, z[..., 1:]] + [zero] * (n % 2 == 0)
