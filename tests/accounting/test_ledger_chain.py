@@ -12,19 +12,13 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.accounting import ledger_of
 
 from spectral_dp.accounting import Ledger
 from spectral_dp.accounting.privacy_loss import MAX_STEPS
 from spectral_dp.relations import Relation
 
 PHASES = st.lists(st.tuples(st.sampled_from([0.0, 0.7, 1.1]), st.sampled_from([0.01, 1.0]), st.integers(1, 4)))
-
-
-def ledger_of(*phases, relation=Relation.ADD_OR_REMOVE_ONE):
-    ledger = Ledger(relation)
-    for phase in phases:
-        ledger.record(*phase)
-    return ledger
 
 
 def saved(ledger):

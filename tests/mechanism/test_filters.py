@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from spectral_dp.mechanism.filters import (
     AdaptiveFilter,
     AnnealedFilter,
-    IdentityFilter,
     LowPassFilter,
     PaperBandFilter,
     ShapedFilter,
 )
-from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.transforms import get_transform
 
 TRANSFORMS = ["fourier", "dct", "haar", "hadamard", "identity"]
@@ -94,15 +92,6 @@ def test_order_decides_whether_dropped_coordinates_count_in_the_clip():
     assert before.pre.tolist() == before.post.tolist() == after.post.tolist() == [1, 1, 0, 0]
     assert after.pre.tolist() == [1, 1, 1, 1]
     assert after.kept.tolist() == before.kept.tolist()
-
-
-def test_compress_and_expand():
-    gains = LowPassFilter(0.5).gains(dct, (2, 2))
-    z = torch.arange(8.0).view(2, 2, 2)
-    assert gains.compress(z).tolist() == [[0], [4]]
-    assert gains.expand(gains.compress(z)).tolist() == [[[0, 0], [0, 0]], [[4, 0], [0, 0]]]
-    everything = IdentityFilter().gains(dct, (2, 2))
-    torch.testing.assert_close(everything.expand(everything.compress(z)), z)
 
 
 def test_shaped_keeps_the_signal_and_reports_its_noise():
@@ -213,8 +202,6 @@ def test_bad_gains_are_refused_where_they_are_given(bad):
 def test_other_bad_input_is_explained():
     with pytest.raises(ValueError, match="every coordinate"):
         ShapedFilter(torch.zeros(3))
-    with pytest.raises(ValueError, match="differ"):
-        Gains(torch.ones(3), torch.ones(4))
     with pytest.raises(ValueError, match=r"\(3,\).*\(4,\)"):
         ShapedFilter(torch.ones(3)).gains(dct, 4)
     with pytest.raises(ValueError, match="'lowest', 'box'"):
