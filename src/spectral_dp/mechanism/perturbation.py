@@ -6,7 +6,7 @@
     g~ = T^t (b * s) / divisor                  filter (post-gain), inverse transform, public constant
 
 :func:`perturb` runs it on one query, :func:`perturb_sum` on a batch of records; both are made of the same three
-steps, :func:`analyse`, :func:`add_noise` and :func:`synthesise`, and so is training.
+steps, :meth:`Projection.analyse`, :func:`add_noise` and :meth:`Projection.synthesise`, and so is training.
 
 Three things differ from the printed algorithm, each because the printed form is not private or wastes signal (see
 ``docs/privacy.md``): the noise lives on *real* coordinates (real noise on complex coefficients leaves the odd part of
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from spectral_dp.mechanism.clipping import Clipped, clip_and_sum, clip_each, row_norms
 from spectral_dp.mechanism.filters import Filter, LowPassFilter
-from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
+from spectral_dp.mechanism.projection import Projection
 from spectral_dp.mechanism.transforms import Transform, TransformName, get_transform
 from spectral_dp.relations import Relation
 
@@ -72,13 +72,14 @@ def perturb(
     """
     if not 0 <= batch_dims < query.ndim:
         raise ValueError(f"batch_dims must leave at least one of the {query.ndim} dimensions, got {batch_dims}")
-    transform, gains, dims = _plan(query, batch_dims, filter_ratio, filter, transform, dims)
+    projection, dims, last = _plan(query, batch_dims, filter_ratio, filter, transform, dims)
     batch_shape = query.shape[:batch_dims]
     queries = query.reshape(math.prod(batch_shape), *query.shape[batch_dims:])
-    z, norms = analyse(queries, transform, gains, dims)
+    counted = projection.analyse(queries.movedim(dims, last), counted=True)
+    z, norms = projection.kept_of_counted(counted), row_norms(counted)
     clipped = clip_each(z, _positive("sensitivity", sensitivity), norms)
     noisy = add_noise(clipped, noise_multiplier, noise or SecureNoise(), relation)
-    return synthesise(noisy, transform, gains, dims).reshape(query.shape)
+    return projection.synthesise(noisy).movedim(last, dims).reshape(query.shape)
 
 
 def perturb_sum(
@@ -115,27 +116,12 @@ def perturb_sum(
     Returns:
         The noisy sum over ``divisor``, shape ``samples.shape[1:]``.
     """
-    transform, gains, dims = _plan(samples, 1, filter_ratio, filter, transform, dims)
-    z, norms = analyse(samples, transform, gains, dims)
+    projection, dims, last = _plan(samples, 1, filter_ratio, filter, transform, dims)
+    counted = projection.analyse(samples.movedim(dims, last), counted=True)
+    z, norms = projection.kept_of_counted(counted), row_norms(counted)
     clipped = clip_and_sum(z, _positive("max_norm", max_norm), norms)
     noisy = add_noise(clipped, noise_multiplier, noise or SecureNoise(), relation)
-    return synthesise(noisy, transform, gains, dims) / _positive("divisor", divisor)
-
-
-def analyse(signals: Tensor, transform: Transform, gains: Gains, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Line 1: transform and pre-gain.
-
-    Returns:
-        ``z (B, ..., M)``, the kept coordinates of each of the ``B`` signals (the transformed dimensions moved to the
-        end and flattened), and the norms ``(B,)`` to clip by: those of ``z``, or in the paper's order of everything
-        there was before the filter.
-    """
-    last = tuple(range(-len(dims), 0))
-    coordinates = transform.forward(signals.movedim(tuple(dims), last), last)
-    z = gains.compress(coordinates)
-    if gains.kept_pre is not None:
-        z = z * gains.kept_pre.to(z)
-    return z, row_norms(coordinates * gains.pre.to(coordinates) if gains.clips_dropped else z)
+    return projection.synthesise(noisy).movedim(last, dims) / _positive("divisor", divisor)
 
 
 def add_noise(
@@ -162,14 +148,6 @@ def add_noise(
     return torch.add(value, drawn, alpha=scale, out=drawn)
 
 
-def synthesise(kept: Tensor, transform: Transform, gains: Gains, dims: Sequence[int]) -> Tensor:
-    """Lines 4 and 5: post-gains on the kept coordinates ``(..., M)``, zeros elsewhere, back to the signal."""
-    if gains.kept_post is not None:
-        kept = kept * gains.kept_post.to(kept)
-    last = tuple(range(-len(dims), 0))
-    return transform.inverse(gains.expand(kept), last).movedim(last, tuple(dims))
-
-
 def _plan(
     query: Tensor,
     batch_dims: int,
@@ -177,8 +155,12 @@ def _plan(
     filter: Filter | None,
     transform: TransformName | Transform,
     dims: int | Sequence[int],
-) -> tuple[Transform, Gains, tuple[int, ...]]:
-    """Checks what the two front doors have in common."""
+) -> tuple[Projection, tuple[int, ...], tuple[int, ...]]:
+    """Checks what the two front doors have in common.
+
+    Returns:
+        The projection, the dimensions to transform, and where it takes them: the last ones.
+    """
     if filter is not None and filter_ratio != 0:
         raise ValueError(f"give filter_ratio={filter_ratio} or filter={filter!r}, not both")
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
@@ -192,7 +174,7 @@ def _plan(
     if gains.is_identity:
         # T is orthogonal: clipping and white noise in its coordinates *are* clipping and white noise in the signal.
         transform = get_transform("identity")
-    return transform, gains, dims
+    return Projection(transform, gains), dims, tuple(range(-len(dims), 0))
 
 
 def _positive(name: str, value: float) -> float:

@@ -1,0 +1,86 @@
+"""The projection of Algorithm 1: a transform and the gains of one step, as one linear map and its way back.
+
+    z  = a * (T g)        line 1, on the coordinates that are kept
+    g~ = T^t (b * s)      lines 4 and 5, zeros elsewhere
+
+:func:`~spectral_dp.mechanism.perturbation.perturb` uses it on queries, and the rules of layers on gradients.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from spectral_dp.mechanism.gains import Gains
+from spectral_dp.mechanism.transforms import Transform
+
+
+class Projection:
+    """Turns signals into filtered coordinates, and coordinates back into signals.
+
+    Two sets of coordinates matter, and in the paper's order (clip, then filter) they differ: those that are *kept* are
+    released, and those that are *counted* enter the norm that is clipped. Every kept coordinate is counted.
+
+    Short signals are multiplied by a matrix of the basis vectors that are needed; it is made once for each dtype and
+    device. Longer signals are transformed, and then filtered.
+
+    Attributes:
+        transform: The transform of the last dimensions of a signal, as many as the gains have.
+        gains: The gains of its coordinates.
+    """
+
+    def __init__(self, transform: Transform, gains: Gains) -> None:
+        self.transform, self.gains = transform, gains
+        self._dims = tuple(range(-gains.pre.ndim, 0))
+        self._matrices: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def analyse(self, signal: Tensor, *, counted: bool = False) -> Tensor:
+        """Returns the kept (or counted) coordinates ``(..., M)`` of ``(..., *shape)``, times the pre-gains."""
+        gains = self.gains
+        if self._is_short(signal):
+            return signal.flatten(self._dims[0]) @ self.matrix(signal, counted=counted).T
+        z = self.transform.forward(signal, self._dims)
+        if counted and gains.clips_dropped:
+            return (z * gains.pre.to(z)).flatten(self._dims[0])[..., gains.counted.flatten().to(z.device)]
+        z = gains.compress(z)
+        return z if gains.kept_pre is None else z * gains.kept_pre.to(z)
+
+    @cached_property
+    def counted_size(self) -> int:
+        """How many coordinates count in the norm."""
+        return int(self.gains.counted.sum())
+
+    def kept_of_counted(self, z: Tensor) -> Tensor:
+        """Returns the kept ones of all counted coordinates."""
+        if not self.gains.clips_dropped:
+            return z
+        return z[..., self.gains.kept.flatten()[self.gains.counted.flatten()].to(z.device)]
+
+    def synthesise(self, kept: Tensor) -> Tensor:
+        """Returns the signal ``(..., *shape)`` of kept coordinates ``(..., M)``, after the post-gains."""
+        gains = self.gains
+        if self._is_short(kept):
+            return (kept @ self._matrix("back", kept)).unflatten(-1, gains.pre.shape)
+        if gains.kept_post is not None:
+            kept = kept * gains.kept_post.to(kept)
+        return self.transform.inverse(gains.expand(kept), self._dims)
+
+    def matrix(self, like: Tensor, *, counted: bool = False) -> Tensor:
+        """Returns the kept (or counted) basis vectors times their pre-gains, ``(M, N)``, in the dtype of ``like``."""
+        return self._matrix("counted" if counted else "kept", like)
+
+    def _is_short(self, like: Tensor) -> bool:
+        """Whether a matrix of the needed basis vectors beats transform and filter; the transform refuses half."""
+        return self.gains.pre.numel() <= self.transform.matmul_limit and like.dtype in (torch.float32, torch.float64)
+
+    def _matrix(self, use: Literal["kept", "counted", "back"], like: Tensor) -> Tensor:
+        gains, key = self.gains, (use, like.dtype, like.device)
+        if key not in self._matrices:
+            basis = self.transform.basis(gains.pre.shape, dtype=like.dtype, device=like.device)
+            rows = (gains.counted if use == "counted" else gains.kept).flatten().to(like.device)
+            gain = (gains.post if use == "back" else gains.pre).flatten().to(like)
+            self._matrices[key] = (gain[:, None] * basis)[rows]
+        return self._matrices[key]
