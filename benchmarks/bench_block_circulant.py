@@ -21,7 +21,8 @@ from torch import nn
 
 from spectral_dp import layers
 from spectral_dp.gradients.rules.block_circulant import BlockCirculantRule
-from spectral_dp.gradients.rules.rule import LayerConfig
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.uses import condense
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
 from spectral_dp.mechanism.filters import LowPassFilter
@@ -52,8 +53,8 @@ def private_step(rule, x, dA):
     forward_backward(rule.module, x, dA)
     rule.module.requires_grad_(True)
     with torch.no_grad():
-        norms = rule.squared_norms(x, dA).sqrt()
-        rule.clipped_sum(x, dA, clip_factors(norms, 1.0))
+        use = condense(rule, x, dA)
+        use.clipped_sums(clip_factors(use.squared_norms().sqrt(), 1.0))
 
 
 def against_dense(batch, n, m, d, repeats):

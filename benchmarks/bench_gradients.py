@@ -18,6 +18,7 @@ from torch import nn
 
 from spectral_dp.gradients import LayerConfig
 from spectral_dp.gradients.rules.conv import conv_rule
+from spectral_dp.gradients.uses import condense
 from spectral_dp.mechanism.filters import LowPassFilter
 
 LAYERS = [(3, 32, 32), (32, 32, 32), (32, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8)]
@@ -36,7 +37,8 @@ def native(module: nn.Conv2d, x: torch.Tensor, dA: torch.Tensor) -> None:
 
 
 def ours(rule, x: torch.Tensor, dA: torch.Tensor) -> None:
-    rule.clipped_sum(x, dA, rule.squared_norms(x, dA))
+    use = condense(rule, x, dA)
+    use.clipped_sums(use.squared_norms())
 
 
 def main() -> None:
@@ -53,13 +55,11 @@ def main() -> None:
             x = torch.randn(args.batch, c_in, size, size)
             dA = torch.randn(args.batch, c_out, size, size)
             contestants.append(((i, "native"), lambda m=module, x=x, dA=dA: native(m, x, dA)))
-            for name, spectral in SETTINGS.items():
-                rule = conv_rule(module, spectral)
+            for name, config in SETTINGS.items():
+                rule = conv_rule(module, config)
                 contestants.append(((i, name), lambda r=rule, x=x, dA=dA: ours(r, x, dA)))
-                if spectral.support == "kernel":
-                    geometry = rule._planes(x, dA)[2]
-                    gram = rule.uses_gram(x, dA, geometry, rule._projection(dA, counted=True))
-                    ways[i, name] = "gram" if gram else "materialise"
+                if config.support == "kernel":
+                    ways[i, name] = "materialise" if rule.forms(x, dA) else "gram"
         for _ in track(range(args.rounds + 1), description="measuring"):
             for key, run in contestants:
                 start = perf_counter()

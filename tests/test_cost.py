@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import Workload
 
-from spectral_dp.gradients.rules import rule as rule_module
+from spectral_dp.gradients.rules import registry
 from spectral_dp.gradients.rules.block_circulant import BlockCirculantRule
 from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.gradients.rules.fallback import FallbackRule
@@ -112,17 +112,17 @@ class TestControls:
 
     @pytest.mark.parametrize("name", ["lenet5", "model2", "model3"])
     def test_gram_matrices_of_large_maps(self, name, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
         with pytest.raises(AssertionError, match="over plain"):
             check(name)
 
     def test_per_sample_gradients_of_many_channels(self, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: False)
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: True)
         with pytest.raises(AssertionError, match="over plain"):
             check("model3")
 
     def test_gram_matrices_of_many_tokens(self, monkeypatch):
-        monkeypatch.setattr(BlockCirculantRule, "_forms", lambda *_: False)
+        monkeypatch.setattr(BlockCirculantRule, "forms", lambda *_: False)
         with pytest.raises(AssertionError, match="numbers over plain"):
             check("transformer blocks", "dpsgd")
 
@@ -130,6 +130,6 @@ class TestControls:
     @pytest.mark.parametrize("name", ["model1", "lenet5", "model2"])
     def test_the_general_fallback(self, name, monkeypatch):
         for kind in (nn.Linear, nn.Conv2d):
-            monkeypatch.setitem(rule_module._RULES, kind, FallbackRule)
+            monkeypatch.setitem(registry._RULES, kind, FallbackRule)
         with pytest.raises(AssertionError, match="over plain"):
             check(name, "dpsgd")

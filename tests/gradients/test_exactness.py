@@ -3,14 +3,15 @@
 import pytest
 import torch
 from tests.support.oracle import coordinates, correlation_at_all_lags, norm_of, relative_error, sample_gradients
+from tests.support.uses import clipped_sums, squared_norms
 from torch import nn
 from torch.nn import functional as F
 
 from spectral_dp.gradients import LayerConfig
-from spectral_dp.gradients.rules import rule as rule_module
+from spectral_dp.gradients import sums as weighted_sums
 from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.gradients.rules.conv_norms import explicitly_padded
-from spectral_dp.gradients.rules.rule import find_rule
+from spectral_dp.gradients.rules.registry import find_rule
 from spectral_dp.mechanism.filters import AnnealedFilter, IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter
 
 B = 5
@@ -30,14 +31,14 @@ def setting(module, *shape):
 
 def check(rule, x, dA, c, kept, counted):
     """Norms, sums and per-sample coordinates of a rule against those of the oracle, by parameter name."""
-    assert relative_error(rule.squared_norms(x, dA), norm_of(counted)) < TOLERANCE
-    sums = rule.clipped_sum(x, dA, c)
+    assert relative_error(squared_norms(rule, x, dA), norm_of(counted)) < TOLERANCE
+    sums = clipped_sums(rule, x, dA, c)
     assert sums.keys() == kept.keys()
     for name, z in kept.items():
         expected = torch.tensordot(c, z, dims=1)
         assert tuple(sums[name].shape) == rule.coefficient_shape(name)
         assert relative_error(sums[name].flatten(), expected.flatten()) < TOLERANCE
-    per_sample = rule.per_sample(x, dA)
+    per_sample = rule.form(x, dA)
     for name, z in counted.items():
         assert relative_error(per_sample[name].flatten(1), z.flatten(1)) < TOLERANCE
 
@@ -79,8 +80,8 @@ class TestConvolution:
     @pytest.mark.parametrize("filter", FILTERS, ids=repr)
     @pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS)
     def test_kernel_support(self, module, shape, filter, uses_gram, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
-        monkeypatch.setattr(rule_module, "CHUNK_BYTES", 1)  # two samples at a time
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
+        monkeypatch.setattr(weighted_sums, "CHUNK_BYTES", 1)  # two samples at a time
         x, dA, c = setting(module, *shape)
         spectral = LayerConfig(filter)
         gradients = sample_gradients(module, (x,), dA)
@@ -91,7 +92,7 @@ class TestConvolution:
         rule = rule_of(module, spectral)
         check(rule, x, dA, c, {**gradients, "weight": kept}, {**gradients, "weight": counted})
         # What comes back is the gradient without the coordinates that were dropped.
-        total = rule.gradient("weight", rule.clipped_sum(x, dA, c)["weight"])
+        total = rule.gradient("weight", clipped_sums(rule, x, dA, c)["weight"])
         if not isinstance(filter, IdentityFilter):
             gains = filter.gains(rule.transform, kernel)
             z = rule.transform.forward(torch.tensordot(c, gradients["weight"], dims=1), tuple(range(-len(kernel), 0)))
@@ -101,7 +102,7 @@ class TestConvolution:
     @pytest.mark.parametrize("transform", ["fourier", "haar", "hadamard"])
     @pytest.mark.parametrize("uses_gram", [True, False])
     def test_other_transforms(self, transform, uses_gram, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
         module = nn.Conv2d(2, 3, 4, padding=1)
         x, dA, c = setting(module, 2, 6, 6)
         spectral = LayerConfig(LowPassFilter(0.6), transform=transform)
@@ -111,7 +112,7 @@ class TestConvolution:
 
     @pytest.mark.parametrize("uses_gram", [True, False])
     def test_shaped_gains(self, uses_gram, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
         module = nn.Conv2d(2, 3, 3)
         x, dA, c = setting(module, 2, 6, 6)
         spectral = LayerConfig(ShapedFilter(torch.rand(3, 3) + 0.1))
@@ -119,7 +120,7 @@ class TestConvolution:
         kept, counted = coordinates(gradients["weight"], (3, 3), spectral, "dct")
         rule = rule_of(module, spectral)
         check(rule, x, dA, c, {**gradients, "weight": kept}, {**gradients, "weight": counted})
-        total = rule.gradient("weight", rule.clipped_sum(x, dA, c)["weight"])
+        total = rule.gradient("weight", clipped_sums(rule, x, dA, c)["weight"])
         assert relative_error(total, torch.tensordot(c, gradients["weight"], dims=1)) < TOLERANCE
 
     @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ class TestConvolution:
         gradients = sample_gradients(module, (x,), dA)
         rule = rule_of(module, spectral)
         check(rule, x, dA, c, {**gradients, "weight": kept}, {**gradients, "weight": counted})
-        total = rule.gradient("weight", rule.clipped_sum(x, dA, c)["weight"])
+        total = rule.gradient("weight", clipped_sums(rule, x, dA, c)["weight"])
         assert total.shape == module.weight.shape
         if isinstance(filter, IdentityFilter):  # nothing dropped: the crop is the kernel's gradient
             assert relative_error(total, torch.tensordot(c, gradients["weight"], dims=1)) < TOLERANCE
@@ -158,10 +159,10 @@ class TestConvolution:
         learnt = rule_of(module, LayerConfig(LowPassFilter(0.5), support="signal"))
         with pytest.raises(RuntimeError, match="input_layout"):
             learnt.coefficient_shape("weight")
-        learnt.squared_norms(x, dA)
+        squared_norms(learnt, x, dA)
         assert told.coefficient_shape("weight") == learnt.coefficient_shape("weight")
         with pytest.raises(ValueError, match="support='kernel'"):
-            learnt.squared_norms(x[..., :4, :], dA[..., :4, :])
+            squared_norms(learnt, x[..., :4, :], dA[..., :4, :])
         with pytest.raises(ValueError, match="does not fit"):
             rule_of(module, LayerConfig(support="signal", input_layout=(6, 5)))
 
@@ -177,7 +178,7 @@ class TestConvolution:
     def test_an_unbatched_sample_is_refused(self):
         module = nn.Conv2d(1, 1, 2)
         with pytest.raises(ValueError, match=r"x\[None\]"):
-            rule_of(module).squared_norms(torch.zeros(1, 4, 4), torch.zeros(1, 3, 3))
+            squared_norms(rule_of(module), torch.zeros(1, 4, 4), torch.zeros(1, 3, 3))
 
 
 LAYOUT_FILTERS = [
@@ -212,7 +213,7 @@ class TestLinear:
         rule = rule_of(module, spectral)
         check(rule, x, dA, c, {**gradients, "weight": kept}, {**gradients, "weight": counted})
         if filter.ratio == 0:
-            total = rule.gradient("weight", rule.clipped_sum(x, dA, c)["weight"])
+            total = rule.gradient("weight", clipped_sums(rule, x, dA, c)["weight"])
             assert relative_error(total, torch.tensordot(c, gradients["weight"], dims=1)) < TOLERANCE
 
     def test_a_layout_that_does_not_fit_is_refused(self):
@@ -293,8 +294,8 @@ def test_an_empty_batch_has_no_norms_and_sums_of_zero(module, shape, spectral):
         spectral = LayerConfig()
     x, dA, c = setting(module, *shape)
     rule = rule_of(module, spectral)
-    assert rule.squared_norms(x[:0], dA[:0]).shape == (0,)
-    for name, value in rule.clipped_sum(x[:0], dA[:0], c[:0]).items():
+    assert squared_norms(rule, x[:0], dA[:0]).shape == (0,)
+    for name, value in clipped_sums(rule, x[:0], dA[:0], c[:0]).items():
         assert tuple(value.shape) == rule.coefficient_shape(name)
         assert float(value.abs().sum()) == 0
 

@@ -6,8 +6,8 @@ from tests.support.recorded_models import check, images, run
 from torch import nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients import ModelGradients, Rule, register_rule
-from spectral_dp.gradients.rules.rule import _RULES, differences, find_rule
+from spectral_dp.gradients import GhostRule, ModelGradients, register_rule
+from spectral_dp.gradients.rules.registry import _RULES, differences, find_rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:no rule for")
 
@@ -83,7 +83,7 @@ def test_what_forward_uses_cannot_be_overridden_unnoticed(make, inputs):
 @pytest.mark.parametrize(("make", "inputs"), OVERRIDING)
 def test_control_the_rule_of_the_parent_would_be_wrong(make, inputs, monkeypatch):
     """Exactness would notice: these overrides change the gradient."""
-    monkeypatch.setattr("spectral_dp.gradients.rules.rule.overrides", lambda *_: [])
+    monkeypatch.setattr("spectral_dp.gradients.rules.registry.overrides", lambda *_: [])
     with pytest.raises(AssertionError):
         check(nn.Sequential(make()).double(), inputs())
 
@@ -163,14 +163,14 @@ def test_a_rule_that_forgets_a_parameter_is_an_error():
             return x * self.weight + self.shift
 
     @register_rule(Affine)
-    class AffineRule(Rule[Affine]):
+    class AffineRule(GhostRule[Affine]):
         def squared_norms(self, x, dA):
             return (x * dA).square().sum(1)
 
         def clipped_sum(self, x, dA, c):
             return {"weight": c.to(x.dtype) @ (x * dA)}
 
-        def per_sample(self, x, dA):
+        def form(self, x, dA):
             return {"weight": x * dA}
 
     try:

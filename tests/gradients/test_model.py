@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spectral_dp.gradients import LayerConfig, ModelGradients, Rule, register_rule
+from spectral_dp.gradients import GhostRule, LayerConfig, ModelGradients, register_rule
 from spectral_dp.gradients.rules.conv import KernelConvRule
-from spectral_dp.gradients.rules.rule import _RULES, Formed
+from spectral_dp.gradients.rules.registry import _RULES
+from spectral_dp.gradients.uses import Formed
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
 from spectral_dp.mechanism.filters import LowPassFilter
@@ -50,7 +51,7 @@ class TestSharing:
     @pytest.mark.parametrize("uses_gram", [True, False])
     def test_a_convolution_called_several_times(self, uses_gram, monkeypatch):
         """Adding the norms of the uses, instead of taking the norm of the sum, would fail here."""
-        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
         check(Reused(nn.Conv2d(2, 2, 3, padding=1)).double(), images())
 
     @pytest.mark.parametrize("layer", [nn.Conv2d(2, 2, 3, padding=1), nn.Linear(6, 6), BlockCirculantLinear(6, 6, 3)])
@@ -116,7 +117,7 @@ class TestSharing:
         gradients, batch, dA = run(model, x, {"layer": LayerConfig(LowPassFilter(0.5))})
         gradients.remove()
         raw = sample_gradients(model, (x,), dA)
-        expected = {"weight": rule.analyse(raw["layer.weight"]), "bias": raw["layer.bias"]}
+        expected = {"weight": rule.projection.analyse(raw["layer.weight"]), "bias": raw["layer.bias"]}
         assert relative_error(batch.squared_norms()[0], norm_of(expected)) < TOLERANCE
 
 
@@ -423,14 +424,14 @@ def test_a_rule_of_ones_own():
             return x * self.weight
 
     @register_rule(Scale)
-    class ScaleRule(Rule[Scale]):
+    class ScaleRule(GhostRule[Scale]):
         def squared_norms(self, x, dA):
             return (x * dA).square().sum(1)
 
         def clipped_sum(self, x, dA, c):
             return {"weight": c.to(x.dtype) @ (x * dA)}
 
-        def per_sample(self, x, dA):
+        def form(self, x, dA):
             return {"weight": x * dA}
 
     try:
@@ -532,8 +533,7 @@ def largest_in_gram_path(samples):
     module = nn.Conv2d(64, 64, 3, padding=1)
     rule = KernelConvRule(module, LayerConfig(LowPassFilter(0.5)))
     x, dA = torch.randn(samples, 64, 4, 4), torch.randn(samples, 64, 4, 4)
-    geometry = rule._planes(x, dA)[2]
-    assert rule.uses_gram(x, dA, geometry, torch.zeros(4, 9)), "small maps, many channels"
+    assert not rule.forms(x, dA), "small maps, many channels"
     with LargestTensor() as largest:
         rule.squared_norms(x, dA)
         rule.clipped_sum(x, dA, torch.ones(samples))
@@ -553,7 +553,7 @@ def test_control_materialising_would_be_counted():
     rule = KernelConvRule(module, LayerConfig())
     x = torch.randn(64, 64, 4, 4)
     with LargestTensor() as largest:
-        rule.per_sample(x, x)
+        rule.form(x, x)
     assert largest.numel >= 64 * module.weight.numel()
 
 
@@ -582,7 +582,7 @@ class TestCondensing:
 
     @pytest.fixture(autouse=True)
     def always_form(self, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: False)
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: True)
 
     def test_formed_gradients_are_all_that_is_held(self):
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 2, 3), nn.GroupNorm(1, 2))
@@ -590,14 +590,15 @@ class TestCondensing:
         gradients = ModelGradients(model)
         model(x).square().sum().backward()
         captures = [c for used in gradients._recorder._captures.values() for c in used]
-        held = sum(t.numel() for c in captures for t in tree_leaves((c.x, c.dA)))
+        leaves = [leaf for c in captures for leaf in tree_leaves(list(vars(c.kept).values()))]
+        held = sum(leaf.numel() for leaf in leaves if torch.is_tensor(leaf))
         gradients.remove()
         assert len(captures) == 3
         assert held == 8 * sum(p.numel() for p in model.parameters())
         assert held < x.numel() / 8
 
     def test_control_a_gram_layer_holds_its_input(self, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
         with pytest.raises(AssertionError):
             self.test_formed_gradients_are_all_that_is_held()
 
@@ -606,7 +607,7 @@ class TestCondensing:
         x = torch.randn(4, 64, 16, dtype=torch.float64)
         gradients = ModelGradients(model)
         model(x).sum().backward()
-        kinds = [isinstance(c.x, Formed) for c in gradients._recorder._captures[model.layer]]
+        kinds = [isinstance(c.kept, Formed) for c in gradients._recorder._captures[model.layer]]
         gradients.remove()
         assert sorted(kinds) == [False, True]
         check(model, x)
@@ -633,8 +634,9 @@ class TestCondensing:
             loss.backward()
         (capture,) = gradients._recorder._captures[model[0]]
         gradients.remove()
-        assert capture.x.gradients["weight"].dtype == torch.float32
-        assert not capture.x.gradients["weight"].requires_grad
+        z = capture.kept.gradients[model[0].weight]
+        assert z.dtype == torch.float32
+        assert not z.requires_grad
 
     def test_the_hooks_do_not_keep_the_gradients_alive(self):
         gradients = ModelGradients(model := nn.Sequential(nn.Conv2d(1, 2, 3)))

@@ -5,13 +5,15 @@ import math
 import pytest
 import torch
 from tests.support.recorded_models import Reused
+from tests.support.uses import clipped_sums, squared_norms
 from torch import nn
 
 from spectral_dp.gradients import LayerConfig, ModelGradients
 from spectral_dp.gradients import norms as norms_module
 from spectral_dp.gradients.rules import conv_norms
 from spectral_dp.gradients.rules.conv import KernelConvRule
-from spectral_dp.gradients.rules.rule import Formed, find_rule
+from spectral_dp.gradients.rules.registry import find_rule
+from spectral_dp.gradients.uses import Recorded, condense
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
 from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter
@@ -50,7 +52,7 @@ def clipped_release(model, gradients, x):
     ids=["plain", "filtered", "paper's order", "signal support"],
 )
 def test_no_sample_moves_the_sums_further_than_the_bound(spectral, uses_gram, dtype, monkeypatch):
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+    monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(inplace=True),
         nn.Conv2d(3, 3, 3, stride=2, groups=3), nn.Flatten(), nn.Linear(12, 3),
@@ -109,8 +111,8 @@ def hostile_tokens(tokens, n, m):
 
 def contribution(rule, x, dA):
     """Norm of what one sample adds to the clipped sums."""
-    c = clip_factors(rule.squared_norms(x, dA).double().sqrt(), C)
-    return float(torch.stack([z.double().square().sum() for z in rule.clipped_sum(x, dA, c).values()]).sum().sqrt())
+    c = clip_factors(squared_norms(rule, x, dA).double().sqrt(), C)
+    return float(torch.stack([z.double().square().sum() for z in clipped_sums(rule, x, dA, c).values()]).sum().sqrt())
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 4, 64, 4000])
@@ -132,13 +134,13 @@ def test_squares_that_underflow_do_not_hide_a_sample(make, tokens):
     rule = find_rule(module)(module, LayerConfig())
     for small in (1e-18, 1e-19, 2e-20, 1e-22):
         x, dA = torch.full((1, tokens, 4), 1e18), torch.full((1, tokens, 400), small)
-        moved = {name: value * 1000 for name, value in rule.clipped_sum(x, dA, clipped_for_mean(rule, x, dA)).items()}
+        moved = {name: value * 1000 for name, value in clipped_sums(rule, x, dA, clipped_for_mean(rule, x, dA)).items()}
         assert float(torch.stack([z.double().square().sum() for z in moved.values()]).sum().sqrt()) <= C
 
 
 def clipped_for_mean(rule, x, dA, batch=1000):
     """Factors as for a mean over a thousand samples, which is undone after the norm has been taken."""
-    return clip_factors((rule.squared_norms(x, dA).double() * batch**2).sqrt(), C)
+    return clip_factors((squared_norms(rule, x, dA).double() * batch**2).sqrt(), C)
 
 
 SMALL_BOUNDS = (1e-2, 1e-5, 1e-8, 1e-12)
@@ -151,9 +153,9 @@ def worst_of_products(rule, x_shape, dA_shape):
     for large in (1e18, 1e10, 1.0, 1e-10):
         for small in SMALL:
             x, dA = torch.full((1, *x_shape), large), torch.full((1, *dA_shape), small)
-            norm = rule.squared_norms(x, dA).double().sqrt()
+            norm = squared_norms(rule, x, dA).double().sqrt()
             for bound in SMALL_BOUNDS:
-                sums = rule.clipped_sum(x, dA, clip_factors(norm, bound))
+                sums = clipped_sums(rule, x, dA, clip_factors(norm, bound))
                 moved = torch.stack([z.double().square().sum() for z in sums.values()]).sum().sqrt()
                 worst = max(worst, float(moved) / bound)
     return worst
@@ -199,7 +201,7 @@ PRODUCTS = [
 @pytest.mark.parametrize(("make", "x_shape", "dA_shape", "spectral"), PRODUCTS)
 def test_underflow_hides_no_product_of_any_rule(make, x_shape, dA_shape, spectral, uses_gram, monkeypatch):
     """Squares of the small factor are zero, its product with the large one is not: unguarded, up to millions of C."""
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+    monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
     module = make()
     assert worst_of_products(find_rule(module)(module, spectral), x_shape, dA_shape) <= 1
 
@@ -280,8 +282,8 @@ def test_an_embedding_hides_nothing_either():
     x = torch.zeros(1, 1, dtype=torch.long)
     for small in (1e-20, 1e-22, 1e-23, 1e-24):
         dA = torch.full((1, 1, 1000), small)
-        c = clip_factors(rule.squared_norms(x, dA).sqrt(), 1e-23)
-        assert float(rule.clipped_sum(x, dA, c)["weight"].double().norm()) <= 1e-23
+        c = clip_factors(squared_norms(rule, x, dA).sqrt(), 1e-23)
+        assert float(clipped_sums(rule, x, dA, c)["weight"].double().norm()) <= 1e-23
 
 
 def test_weights_below_the_smallest_number_are_not_rounded_up():
@@ -319,11 +321,11 @@ def test_what_rounding_lets_through_the_filter_counts(make, spectral, shape):
     )
     x = checkerboard.reshape(1, *shape) * 1e6
     dA = torch.randn_like(module(x))
-    c = clip_factors(rule.squared_norms(x, dA).sqrt(), C)
+    c = clip_factors(squared_norms(rule, x, dA).sqrt(), C)
     beside = torch.randn(7, *shape) * 1e-3
     for rows in range(8):
         batch = torch.cat([x, beside[:rows]]), torch.cat([dA, torch.zeros(rows, *dA.shape[1:])])
-        moved = rule.clipped_sum(*batch, torch.cat([c, torch.ones(rows, dtype=c.dtype)]))["weight"]
+        moved = clipped_sums(rule, *batch, torch.cat([c, torch.ones(rows, dtype=c.dtype)]))["weight"]
         assert float(moved.double().norm()) <= C
 
 
@@ -372,7 +374,7 @@ def test_control_unguarded_token_norms_are_caught(monkeypatch):
 @pytest.mark.parametrize("padding", [0, 1])
 def test_hostile_images_are_bounded_in_float32(padding, filter, uses_gram, monkeypatch):
     """Images whose positions cancel, or with all their power where the filter drops it."""
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: uses_gram)
+    monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
     module = nn.Conv2d(16, 16, 3, padding=padding, bias=False)
     rule = KernelConvRule(module, LayerConfig(filter))
     checkerboard = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(4, 4)
@@ -406,7 +408,7 @@ def test_a_filtered_gram_norm_counts_what_rounding_lets_through_the_filter():
     x = rule.transform.basis((3, 3), dtype=torch.float32)[-1].view(1, 1, 3, 3).repeat(1, 4, 1, 1) * 1e6
     dA = torch.ones(1, 4, 1, 1)
     _, _, geometry = rule._planes(x, dA)
-    norm = conv_norms.gram_squared_norms(x, dA, geometry, rule.projection(dA)).sqrt()
+    norm = conv_norms.gram_squared_norms(x, dA, geometry, rule.matrix(dA)).sqrt()
     assert float(norm) >= 9 * torch.finfo(torch.float32).eps * float(x.norm() * dA.norm())
 
 
@@ -424,8 +426,8 @@ def test_long_rows_of_equal_numbers_are_bounded_in_float32(make, n):
         x = torch.full((1, 2), value) if isinstance(module, nn.Linear) and module.in_features == 2 else None
         x = torch.full((1, n), value) if x is None else x
         dA = torch.full_like(module(x), value)
-        c = clip_factors(rule.squared_norms(x, dA).double().sqrt(), C)
-        z = {name: g.double() for name, g in rule.clipped_sum(x.double(), dA.double(), c).items()}
+        c = clip_factors(squared_norms(rule, x, dA).double().sqrt(), C)
+        z = {name: g.double() for name, g in clipped_sums(rule, x.double(), dA.double(), c).items()}
         moved = torch.stack([g.square().sum() for g in z.values()]).sum().sqrt()
         assert float(moved) <= C * (1 + 1e-6)
 
@@ -447,11 +449,11 @@ def test_control_squares_added_one_after_the_other_are_caught(n, monkeypatch):
 def test_norms_of_large_kernels_are_not_underestimated(monkeypatch):
     """Two million float32 squares in one sum lose more than the clip's rounding guard."""
     module = nn.Conv2d(512, 512, 3, padding=1, bias=False)
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: False)
+    monkeypatch.setattr(KernelConvRule, "forms", lambda *_: True)
     rule = KernelConvRule(module, LayerConfig())
-    formed, stub = rule.condense(torch.rand(1, 512, 4, 4) + 1, torch.rand(1, 512, 4, 4) + 1)
-    exact = formed.gradients["weight"].double().flatten(1).square().sum(1)
-    torch.testing.assert_close(rule.squared_norms(formed, stub).double(), exact, rtol=1e-6, atol=0)
+    formed = condense(rule, torch.rand(1, 512, 4, 4) + 1, torch.rand(1, 512, 4, 4) + 1)
+    exact = formed.gradients[module.weight].double().flatten(1).square().sum(1)
+    torch.testing.assert_close(formed.squared_norms(), exact, rtol=1e-6, atol=0)
 
 
 TOKENS = [
@@ -501,13 +503,13 @@ def test_control_biases_added_up_in_one_order_only_are_caught(monkeypatch):
 
 @pytest.mark.parametrize("support", ["kernel", "signal"])
 def test_positions_of_a_convolutions_bias_count_whatever_their_order(support, monkeypatch):
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+    monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
     layer = nn.Conv1d(2, 3, 1)
     rule = find_rule(layer)(layer, LayerConfig(support=support))
     dA = torch.randn(1, 3, 64) * 1e8
     dA[..., 32:] = -dA[..., :32]
     errors = 64 * torch.finfo(torch.float32).eps * dA.abs().sum(2).norm()
-    assert float(rule.squared_norms(torch.zeros(1, 2, 64), dA).sqrt()) >= float(errors)
+    assert float(squared_norms(rule, torch.zeros(1, 2, 64), dA).sqrt()) >= float(errors)
 
 
 EQUAL = [
@@ -523,21 +525,21 @@ def moved_by_equal_numbers(make, x_shape, dA_shape):
     worst = 0.0
     for value in (1.7586207389831543, 1.149999976158142, 1.4500000476837158):
         x, dA = torch.full((1, *x_shape), value), torch.full((1, *dA_shape), 1.9712)
-        c = clip_factors(rule.squared_norms(x, dA).sqrt(), C)
-        worst = max(worst, float(rule.clipped_sum(x.double(), dA.double(), c)["weight"].double().norm()))
+        c = clip_factors(squared_norms(rule, x, dA).sqrt(), C)
+        worst = max(worst, float(clipped_sums(rule, x.double(), dA.double(), c)["weight"].double().norm()))
     return worst
 
 
 @pytest.mark.parametrize(("make", "x_shape", "dA_shape"), EQUAL)
 def test_gram_matrices_of_equal_numbers_are_not_rounded_down(make, x_shape, dA_shape, monkeypatch):
     """A small matrix product adds up one after the other: a record of one colour would count for more than C."""
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+    monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
     assert moved_by_equal_numbers(make, x_shape, dA_shape) <= C
 
 
 @pytest.mark.parametrize(("make", "x_shape", "dA_shape"), EQUAL)
 def test_control_gram_matrices_in_one_piece_are_caught(make, x_shape, dA_shape, monkeypatch):
-    monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: True)
+    monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
     monkeypatch.setattr(norms_module, "PIECE", 1 << 30)
     monkeypatch.setattr(conv_norms, "PIECE", 1)
     assert moved_by_equal_numbers(make, x_shape, dA_shape) > C * (1 + 1e-5)
@@ -554,7 +556,7 @@ def moved_through_a_filter(gain):
         torch.manual_seed(seed)
         x = (torch.randn(1, 32, 1, 1) * 1e3).expand(1, 32, 4, 4).contiguous()
         dA = (torch.randn(1, 32, 1, 1) * 10).expand(1, 32, 2, 2).contiguous()
-        assert not isinstance(rule.condense(x, dA)[0], Formed)
+        assert isinstance(condense(rule, x, dA), Recorded)
         worst = max(worst, contribution(rule, x, dA))
     return worst
 
@@ -580,7 +582,7 @@ def test_errors_of_a_filtered_input_have_its_gains():
         pre = torch.full((8, 8), gain)
         pre[0, 0] = 0
         rule = find_rule(layer)(layer, LayerConfig(ShapedFilter(pre), input_layout=(1, 8, 8)))
-        norms.append(float(rule.squared_norms(x, dA).sqrt()))
+        norms.append(float(squared_norms(rule, x, dA).sqrt()))
     assert norms[1] > 0.9e4 * norms[0] > 0
 
 
@@ -595,7 +597,7 @@ def test_real_and_imaginary_parts_both_underflow():
     x[..., 1], dA[..., 0] = 1.5e-19, 1e18
     torch.set_flush_denormal(True)
     try:
-        c = clip_factors(rule.squared_norms(x, dA).sqrt(), 0.1)
-        assert float(rule.clipped_sum(x, dA, c)["weight"].double().norm()) <= 0.1
+        c = clip_factors(squared_norms(rule, x, dA).sqrt(), 0.1)
+        assert float(clipped_sums(rule, x, dA, c)["weight"].double().norm()) <= 0.1
     finally:
         torch.set_flush_denormal(False)

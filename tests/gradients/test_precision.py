@@ -126,7 +126,7 @@ class TestABoundHoldsWhereTheDeviceRounds:
         self.monkeypatch = monkeypatch
 
     def worst(self, name):
-        self.monkeypatch.setattr(KernelConvRule, "uses_gram", lambda *_: "gram" in name)
+        self.monkeypatch.setattr(KernelConvRule, "forms", lambda *_: "gram" not in name)
         with simulated() as device:
             worst = max(contributions(*CASES[name]))
         return worst, device

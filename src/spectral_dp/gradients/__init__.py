@@ -1,13 +1,22 @@
-"""Per-sample spectral gradients: one file a layer kind, and the model as a whole."""
+"""Norms and clipped sums of per-sample gradients, in filtered spectral coordinates.
+
+- ``model``: the gradients of a whole model, which is what the rest of the package uses.
+- ``recording/``: what went into each layer, what came back to it, and what it left behind.
+- ``rules/``: one file for each kind of layer. ``kinds`` and ``registry`` tell which rule a layer has.
+- ``uses``: one use of a layer, from the backward pass to its clipped sum.
+- ``norms``, ``sums``, ``precision``: the numerics that rules share.
+- ``blocks``, ``compatibility``: which layers are clipped together, and which modules cannot be trained privately.
+"""
 
 from spectral_dp.gradients.compatibility import find_problems, fix, validate
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.gradients.rules import block_circulant, conv, embedding, linear, normalization  # noqa: F401 - register rules
-from spectral_dp.gradients.rules.rule import Formed, FormedRule, LayerConfig, Rule, register_rule
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.registry import register_rule
+from spectral_dp.gradients.rules.rule import GhostRule, Rule
 
 __all__ = [
-    "Formed",
-    "FormedRule",
+    "GhostRule",
     "LayerConfig",
     "ModelGradients",
     "RecordedBatch",

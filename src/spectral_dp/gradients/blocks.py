@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from spectral_dp.gradients.rules.fallback import FallbackRule
-from spectral_dp.gradients.rules.rule import LayerConfig, Rule, find_rule
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.registry import find_rule
+from spectral_dp.gradients.rules.rule import Rule
 
 
 class Layer(NamedTuple):
@@ -18,7 +20,7 @@ class Layer(NamedTuple):
     rule: Rule[Any]
 
 
-def layers_of(model: nn.Module, spectral: dict[str, LayerConfig]) -> list[Layer]:
+def layers_of(model: nn.Module, configs: dict[str, LayerConfig]) -> list[Layer]:
     """Every module with parameters of its own, with its rule; what a fallback covers is not listed again."""
     layers: list[Layer] = []
     covered: set[nn.Module] = set()
@@ -28,21 +30,21 @@ def layers_of(model: nn.Module, spectral: dict[str, LayerConfig]) -> list[Layer]
             continue
         make: Callable[[Any, LayerConfig], Rule[Any]] = find_rule(module) or FallbackRule
         try:
-            rule = make(module, spectral.pop(name, LayerConfig()))
+            rule = make(module, configs.pop(name, LayerConfig()))
         except ValueError as error:
             raise ValueError(f"layer {name!r}: {error}") from error
         if isinstance(rule, FallbackRule):
             covered.update(module.modules())
         layers.append(Layer(name, rule))
-    if swallowed := [name for name in spectral if dict(model.named_modules()).get(name) in covered]:
+    if swallowed := [name for name in configs if dict(model.named_modules()).get(name) in covered]:
         fallbacks = ", ".join(repr(layer.name) for layer in layers if isinstance(layer.rule, FallbackRule))
         raise ValueError(
             f"layers {swallowed} cannot be filtered: they lie inside {fallbacks}, which has parameters of its own and "
             "no rule, so it is handled as a whole. Move those parameters into layers of their own"
         )
-    if spectral:
+    if configs:
         known = ", ".join(repr(layer.name) for layer in layers)
-        raise ValueError(f"no trained layer named {', '.join(map(repr, spectral))}: the model has {known}")
+        raise ValueError(f"no trained layer named {', '.join(map(repr, configs))}: the model has {known}")
     return layers
 
 
@@ -67,8 +69,8 @@ def _check_same_release(members: list[Layer]) -> None:
     for layer in members:
         for name, parameter in layer.rule.parameters().items():
             other = seen.setdefault(parameter, layer)
-            if other.rule.spectral != layer.rule.spectral:
+            if other.rule.config != layer.rule.config:
                 raise ValueError(
                     f"layers {other.name!r} and {layer.name!r} share {name!r} but release it differently: give both "
-                    f"the same setting (they have {other.rule.spectral} and {layer.rule.spectral})"
+                    f"the same setting (they have {other.rule.config} and {layer.rule.config})"
                 )

@@ -15,21 +15,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from spectral_dp.gradients.blocks import Layer, by_shared_parameters, layers_of
 from spectral_dp.gradients.compatibility import validate
 from spectral_dp.gradients.precision import full_precision
-from spectral_dp.gradients.recording.recorder import Call, Capture, Condense, Recorder
+from spectral_dp.gradients.recording.recorder import Call, Recorder
 from spectral_dp.gradients.recording.state import StateGuard
 from spectral_dp.gradients.rules.fallback import FallbackRule
-from spectral_dp.gradients.rules.rule import LayerConfig, Rule, differences, weighted_sum
-from spectral_dp.mechanism.clipping import row_norms
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.registry import differences
+from spectral_dp.gradients.rules.rule import Rule
+from spectral_dp.gradients.uses import Use, condense, merged
 
 
 class Owner(NamedTuple):
@@ -39,15 +39,12 @@ class Owner(NamedTuple):
     name: str
 
 
-Use = tuple[Rule[Any], Any, Tensor]  # rule, x, dA
-
-
 class ModelGradients:
     """Watches a model and gives the norms and clipped sums of its per-sample gradients.
 
     Args:
         model: Any module that treats samples independently; see :mod:`spectral_dp.gradients.compatibility`.
-        spectral: What is released of each layer, by layer name; layers not named are not filtered.
+        configs: What is released of each layer, by layer name; layers not named are not filtered.
 
     Attributes:
         model: The model.
@@ -55,10 +52,10 @@ class ModelGradients:
         blocks: The layers, those that share parameters together.
     """
 
-    def __init__(self, model: nn.Module, spectral: Mapping[str, LayerConfig] | None = None) -> None:
+    def __init__(self, model: nn.Module, configs: Mapping[str, LayerConfig] | None = None) -> None:
         validate(model)
         self.model = model
-        layers = layers_of(model, dict(spectral or {}))
+        layers = layers_of(model, dict(configs or {}))
         self.blocks = by_shared_parameters(layers)
         self._owners: dict[nn.Parameter, Owner] = {}
         for layer in layers:
@@ -73,26 +70,23 @@ class ModelGradients:
             with_output={module for module, rule in self._rules.items() if isinstance(rule, FallbackRule)},
         )
 
-    def _condense(self) -> Condense:
+    def _condense(self) -> Callable[[nn.Module, Call, Tensor], Use]:
         this = weakref.ref(self)  # as the recorder's hooks: the last reference to this is the user's
 
-        def condense(module: nn.Module, call: Call, dA: Tensor) -> tuple[Any, Tensor]:
-            if (gradients := this()) is None:
-                return call, dA
-            rule = gradients._rules[module]
+        def at_layer(module: nn.Module, call: Call, dA: Tensor) -> Use:
+            gradients = this()
+            if gradients is None:
+                raise ReferenceError("the per-sample gradients that this model was recorded for are gone")
             if dA.ndim == 0:
                 raise RuntimeError(
                     f"{type(module).__name__} returned a single number for the whole batch, such as the loss, in which "
                     "the samples cannot be told apart: return one entry for each sample (the logits, or the loss with "
                     "reduction='none') and reduce it outside of the module"
                 )
-            x = _input(rule, call)
-            if type(rule).condense is Rule.condense:
-                return x, dA
-            with gradients._undisturbed():
-                return rule.condense(x, dA)
+            rule = gradients._rules[module]
+            return condense(rule, rule.input_of(call), dA, gradients._undisturbed)
 
-        return condense
+        return at_layer
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of every layer for a step, before it reads any data."""
@@ -105,7 +99,7 @@ class ModelGradients:
         batches = self.take_all(views)
         if len(batches) > 1:
             raise ValueError("several backward passes were recorded: take each by itself, or all by take_all()")
-        return batches[0] if batches else RecordedBatch(self, {})
+        return batches[0] if batches else RecordedBatch(self, {}, views)
 
     def take_all(self, views: int = 1) -> list[RecordedBatch]:
         """Returns what has been recorded since the last call: one batch for each backward pass.
@@ -127,7 +121,7 @@ class ModelGradients:
         captures = self._recorder.take()
         passes = dict.fromkeys(c.backward_pass for recorded in captures.values() for c in recorded)
         return [
-            RecordedBatch(self, {m: [c for c in cs if c.backward_pass == p] for m, cs in captures.items()}, views)
+            RecordedBatch(self, {m: [c.kept for c in cs if c.backward_pass == p] for m, cs in captures.items()}, views)
             for p in passes
         ]
 
@@ -135,11 +129,11 @@ class ModelGradients:
         """Shows released coefficients to the filter of their layer, which may learn from them."""
         rule, name = self._owners[parameter]
         if name == "weight" and rule.gains is not None:
-            rule.spectral.filter.observe(released, noise_std)
+            rule.config.filter.observe(released, noise_std)
 
     def filter_state(self) -> dict[str, dict[str, Any]]:
         """Returns what the filters have learnt, by layer name; belongs in the checkpoint."""
-        states = {name: rule.spectral.filter.state_dict() for block in self.blocks for name, rule in block}
+        states = {name: rule.config.filter.state_dict() for block in self.blocks for name, rule in block}
         return {name: state for name, state in states.items() if state}
 
     def load_filter_state(self, states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -148,7 +142,7 @@ class ModelGradients:
         if unknown := set(states) - set(rules):
             raise ValueError(f"filter state of layers that the model does not have: {sorted(unknown)}")
         for name, state in states.items():
-            rules[name].spectral.filter.load_state_dict(state)
+            rules[name].config.filter.load_state_dict(state)
 
     def gradient(self, parameter: nn.Parameter, coefficients: Tensor) -> Tensor:
         """Turns coefficients of a parameter, noisy or not, into its gradient."""
@@ -173,18 +167,11 @@ class ModelGradients:
     @property
     def trained_blocks(self) -> list[tuple[list[Layer], list[nn.Parameter]]]:
         """The blocks of which something is being trained, with those parameters; each once."""
-        with_parameters = [
-            (
-                block,
-                [
-                    p
-                    for p in dict.fromkeys(p for _, rule in block for p in rule.parameters().values())
-                    if p.requires_grad
-                ],
-            )
+        blocks = [
+            (block, list(dict.fromkeys(p for _, rule in block for p in rule.trained().values())))
             for block in self.blocks
         ]
-        return [(block, parameters) for block, parameters in with_parameters if parameters]
+        return [(block, parameters) for block, parameters in blocks if parameters]
 
     def discard(self) -> None:
         """Forgets what has been recorded."""
@@ -225,34 +212,34 @@ class ModelGradients:
 
 
 class RecordedBatch:
-    """The recorded uses of one backward pass, by trained block."""
+    """What one backward pass recorded: one use of every trained block, or none.
 
-    def __init__(self, gradients: ModelGradients, captures: Mapping[nn.Module, list[Capture]], views: int = 1) -> None:
+    Args:
+        gradients: Those of the model.
+        uses: The uses of each layer.
+        views: How many rows of the batch, next to each other, belong to one sample.
+    """
+
+    def __init__(self, gradients: ModelGradients, uses: Mapping[nn.Module, list[Use]], views: int = 1) -> None:
         self._gradients = gradients
-        self._uses = [
-            [
-                (rule, x, dA)
-                for _, rule in block
-                for capture in captures.get(rule.module, ())
-                for x, dA in _views(capture.x, capture.dA, views)
-            ]
+        blocks = [
+            [view for _, rule in block for use in uses.get(rule.module, ()) for view in _views(use, views)]
             for block, _ in gradients.trained_blocks
         ]
-        self.size = self._common_size()
+        self.size = self._common_size(blocks)
         with gradients._undisturbed():
-            self._uses = [_merged(uses) for uses in self._uses]
-        self._formed: dict[int, dict[nn.Parameter, tuple[Use, str, Tensor]]] = {}
+            self._uses = [merged(block) if block else None for block in blocks]
 
     @property
     def precision(self) -> float:
         """The unit of the coarsest arithmetic in which output gradients arrived."""
-        return max((torch.finfo(dA.dtype).eps for uses in self._uses for _, _, dA in uses), default=0.0)
+        return max((use.precision for use in self._uses if use is not None), default=0.0)
 
     def squared_norms(self) -> Tensor:
         """Returns ``||z_b||²`` of every trained block, ``(L, B)`` in float64; zeros where it was not used."""
         with self._gradients._undisturbed():
-            rows = [self._block_norms(i).double() for i in range(len(self._uses))]
-            return torch.stack(rows) if rows else torch.zeros(0, self.size)
+            rows = [torch.zeros(self.size) if use is None else use.squared_norms() for use in self._uses]
+            return torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, self.size)
 
     def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
         """Returns ``sum_b c_b z_b`` of every trained parameter, used or not.
@@ -264,60 +251,19 @@ class RecordedBatch:
         """
         gradients = self._gradients
         sums: dict[nn.Parameter, Tensor] = {}
-        least = max((torch.finfo(rule.dtype).tiny for uses in self._uses for rule, _, _ in uses), default=0.0)
-        counts = c.abs() >= least
+        rules = (rule for use in self._uses if use is not None for rule in use.rules)
+        counts = c.abs() >= max((torch.finfo(rule.dtype).tiny for rule in rules), default=0.0)
         all_count = bool(counts.all())
         with gradients._undisturbed():
-            for i in range(len(self._uses)):
-                row, count = (t if t.ndim == 1 else t[i] for t in (c, counts))
-                sums |= self._block_sums(i, row, None if all_count else count.nonzero().flatten())
+            for i, use in enumerate(self._uses):
+                if use is not None:
+                    row, count = (t if t.ndim == 1 else t[i] for t in (c, counts))
+                    sums |= _clipped_sums(use, row, None if all_count else count.nonzero().flatten())
             return {p: sums[p] if p in sums else gradients.zeros(p) for p in gradients.trained}
 
-    def _block_norms(self, i: int) -> Tensor:
-        uses = self._uses[i]
-        if not uses:
-            return torch.zeros(self.size)
-        if len(uses) == 1:
-            rule, x, dA = uses[0]
-            return rule.squared_norms(x, dA)
-        return torch.stack([row_norms(z).square() for _, _, z in self._per_sample(i).values()]).sum(0)
-
-    def _block_sums(self, i: int, c: Tensor, counting: Tensor | None) -> dict[nn.Parameter, Tensor]:
-        """Of the samples with these numbers, or of all."""
-        uses, sums = self._uses[i], {}
-        chosen: Callable[[Tensor], Tensor] = (lambda t: t) if counting is None else itemgetter(counting)
-        c = chosen(c)
-        if len(uses) == 1:
-            rule, x, dA = uses[0]
-            of_rule = rule.clipped_sum(_on_samples(chosen, x, len(dA)), chosen(dA), c)
-            sums = {rule.parameter(name): value for name, value in _complete(rule, of_rule).items()}
-        elif uses:  # of the numbers the norm was taken of: uses may cancel, and their rounding errors do not
-            for parameter, ((rule, _, _), name, counted) in self._per_sample(i).items():
-                total = weighted_sum(c, chosen(rule.kept_of_counted(name, counted)))
-                # In the shape that a single use has: the next part of a logical step may use the layer once.
-                sums[parameter] = total.reshape(rule.coefficient_shape(name))
-            self._formed.pop(i)
-        return sums
-
-    def _per_sample(self, i: int) -> dict[nn.Parameter, tuple[Use, str, Tensor]]:
-        """Per-sample coordinates of a block that is used several times, added over its uses."""
-        if i not in self._formed:
-            total: dict[nn.Parameter, tuple[Use, str, Tensor]] = {}
-            for use in self._uses[i]:
-                rule, x, dA = use
-                if rule.coordinate_shape() != self._uses[i][0][0].coordinate_shape() and rule.gains is not None:
-                    raise ValueError("layers that share a filtered weight must see inputs of one size")
-                for name, value in _complete(rule, rule.per_sample(x, dA)).items():
-                    parameter = rule.parameter(name)
-                    if rule.gains is None:  # a convolution has its taps in one dimension, a fallback that shares it not
-                        value = value.reshape(len(value), *parameter.shape)
-                    total[parameter] = (use, name, total[parameter][2] + value if parameter in total else value)
-            self._formed[i] = total
-        return self._formed[i]
-
-    def _common_size(self) -> int:
+    def _common_size(self, blocks: list[list[Use]]) -> int:
         names = {layer.rule: layer.name for block in self._gradients.blocks for layer in block}
-        sizes = {len(dA): names[rule] for uses in self._uses for rule, _, dA in uses}
+        sizes = {use.size: names[use.rules[0]] for block in blocks for use in block}
         if len(sizes) > 1:
             # Without numbers: how many samples a batch has is private, and errors end up in log files.
             raise ValueError(
@@ -329,6 +275,18 @@ class RecordedBatch:
         return next(iter(sizes), 0)
 
 
+def _views(use: Use, views: int) -> Iterator[Use]:
+    """The views of each sample as uses of their own."""
+    if use.size % views:
+        raise ValueError(f"the rows of a batch do not divide by views={views}: put the views of a sample side by side")
+    return (use if views == 1 else use.select(slice(view, None, views)) for view in range(views))
+
+
+def _clipped_sums(use: Use, c: Tensor, counting: Tensor | None) -> dict[nn.Parameter, Tensor]:
+    """Of the samples with these numbers, or of all."""
+    return use.clipped_sums(c) if counting is None else use.select(counting).clipped_sums(c[counting])
+
+
 def _check_covered(model: nn.Module, owners: Mapping[nn.Parameter, Owner]) -> None:
     for name, parameter in model.named_parameters():
         if parameter not in owners:
@@ -336,51 +294,3 @@ def _check_covered(model: nn.Module, owners: Mapping[nn.Parameter, Owner]) -> No
                 f"parameter {name!r} was not there when the model was made private, so nothing protects what it "
                 "learns: change the model first, then make it private"
             )
-
-
-def _input(rule: Rule[Any], call: Call) -> Any:
-    if isinstance(rule, FallbackRule):
-        return call
-    return call.args[0] if call.args else next(iter(call.kwargs.values()))
-
-
-def _views(x: Any, dA: Tensor, views: int) -> Iterator[tuple[Any, Tensor]]:
-    """The views of each sample as uses of their own."""
-    if views == 1:
-        yield x, dA
-        return
-    rows = len(dA)
-    if rows % views:
-        raise ValueError(f"the rows of a batch do not divide by views={views}: put the views of a sample side by side")
-    for view in range(views):
-        yield _on_samples(itemgetter(slice(view, None, views)), x, rows), dA[view::views]
-
-
-def _on_samples(function: Callable[[Tensor], Tensor], x: Any, rows: int) -> Any:
-    """Applies a function to the tensors of a layer's input that have one entry a sample."""
-
-    def on_leaf(leaf: Any) -> Any:
-        return function(leaf) if isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == rows else leaf
-
-    return tree_map(on_leaf, x)
-
-
-def _merged(uses: list[Use]) -> list[Use]:
-    """Several uses of one layer as one, where its kind can express it."""
-    if len(uses) > 1 and len({rule for rule, _, _ in uses}) == 1:
-        rule = uses[0][0]
-        merged = rule.merge([(x, dA) for _, x, dA in uses])
-        # Condensed now that it is one use: norm and sum must be of the same numbers.
-        return uses if merged is None else [(rule, *rule.condense(*merged))]
-    return uses
-
-
-def _complete(rule: Rule[Any], values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A trained parameter that a rule forgot would be released as noise and never learn."""
-    forgotten = [name for name, p in rule.parameters().items() if p.requires_grad and name not in values]
-    if forgotten:
-        raise RuntimeError(
-            f"the rule of {type(rule.module).__name__} gives no gradient of {forgotten}, which are being trained: let "
-            "it return them, or freeze them"
-        )
-    return values

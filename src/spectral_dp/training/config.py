@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from spectral_dp.gradients.rules.rule import LayerConfig, Support, find_rule
+from spectral_dp.gradients.rules.layer_config import LayerConfig, Support
+from spectral_dp.gradients.rules.registry import find_rule
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.filters import Filter, IdentityFilter, LowPassFilter, Order, PaperBandFilter, Region
 from spectral_dp.mechanism.transforms import TransformName, get_transform

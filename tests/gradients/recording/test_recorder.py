@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from tests.support.uses import keep_all
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -12,7 +13,8 @@ from spectral_dp.gradients.recording.recorder import Recorder
 
 def watch(model):
     return Recorder(
-        {m: tuple(m.parameters(recurse=False)) for m in model.modules() if list(m.parameters(recurse=False))}
+        {m: tuple(m.parameters(recurse=False)) for m in model.modules() if list(m.parameters(recurse=False))},
+        keep_all,
     )
 
 
@@ -42,9 +44,9 @@ def test_records_inputs_and_output_gradients_through_in_place_activations():
         captures = recorder.take()
     expected_conv, expected_linear = plain_output_gradients(model, x)
     (conv,), (linear,) = captures[model[0]], captures[model[3]]
-    torch.testing.assert_close(conv.x.args[0], x)
-    torch.testing.assert_close(conv.dA, expected_conv)
-    torch.testing.assert_close(linear.dA, expected_linear)
+    torch.testing.assert_close(conv.kept.x.args[0], x)
+    torch.testing.assert_close(conv.kept.dA, expected_conv)
+    torch.testing.assert_close(linear.kept.dA, expected_linear)
 
 
 def test_plain_weight_gradients_are_not_computed():
@@ -96,7 +98,7 @@ def test_forward_passes_without_backward_leave_nothing():
         model.train()
         model(images(3)).sum().backward()
         captures = recorder.take()
-    assert [len(c.dA) for c in captures[model[0]]] == [3]
+    assert [len(c.kept.dA) for c in captures[model[0]]] == [3]
 
 
 def test_several_forward_passes_before_one_backward_are_all_there():
@@ -138,7 +140,7 @@ def test_keyword_inputs_are_recorded():
     with watch(layer) as recorder:
         layer(input=x).sum().backward()
         (capture,) = recorder.take()[layer]
-    torch.testing.assert_close(capture.x.kwargs["input"], x)
+    torch.testing.assert_close(capture.kept.x.kwargs["input"], x)
 
 
 def test_an_input_changed_in_place_is_an_error_not_a_wrong_gradient():
@@ -213,7 +215,7 @@ def test_autocast():
             out = model(torch.randn(5, 3))
         out.float().sum().backward()
         captures = recorder.take()
-    assert captures[model[2]][0].dA.dtype == torch.bfloat16
+    assert captures[model[2]][0].kept.dA.dtype == torch.bfloat16
     assert len(captures) == 2
 
 
@@ -222,7 +224,7 @@ def test_activation_checkpointing():
     with watch(model) as recorder:
         torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).square().sum().backward()
         captures = recorder.take()
-    torch.testing.assert_close(captures[model[0]][0].dA, plain_output_gradients(model, x)[0])
+    torch.testing.assert_close(captures[model[0]][0].kept.dA, plain_output_gradients(model, x)[0])
 
 
 def hooks():

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.support.uses import keep_all
 from torch import nn
 
 from spectral_dp.gradients.recording.recorder import Recorder
@@ -47,7 +48,7 @@ WAYS = {
 
 
 def watch(model):
-    return Recorder({m: tuple(m.parameters(recurse=False)) for m in model.modules() if m._parameters})
+    return Recorder({m: tuple(m.parameters(recurse=False)) for m in model.modules() if m._parameters}, keep_all)
 
 
 @pytest.fixture(params=[False, True], ids=["first layer", "second layer"])
@@ -99,7 +100,7 @@ def test_stored_inputs_and_outputs_are_what_they_are():
         (model[1].returned.sum() + model[1].given.sum()).backward()
         captures = recorder.take()
     assert set(captures) == {model[0], model[1]}
-    assert torch.equal(captures[model[1]][0].dA, torch.ones(2, 4))
+    assert torch.equal(captures[model[1]][0].kept.dA, torch.ones(2, 4))
 
 
 def test_a_state_that_is_carried_from_call_to_call_is_an_error():
@@ -160,7 +161,7 @@ def test_written_buffers_are_recorded_as_the_forward_pass_left_them():
     model = Writing()
     with watch(model) as recorder:
         (model(torch.randn(4, 3)).sum() + model(torch.randn(4, 3)).sum()).backward()
-        first, second = sorted(float(c.x.buffers["calls"]) for c in recorder.take()[model])
+        first, second = sorted(float(c.kept.x.buffers["calls"]) for c in recorder.take()[model])
     assert (first, second) == (1, 2)
     assert float(model.calls) == 2
 
@@ -168,11 +169,11 @@ def test_written_buffers_are_recorded_as_the_forward_pass_left_them():
 def test_outputs_are_recorded_where_asked_for_and_unchanged():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.ReLU(inplace=True))
     watched = {m: tuple(m.parameters()) for m in model[:2]}
-    with Recorder(watched, with_output=[model[0], model[1]]) as recorder:
+    with Recorder(watched, keep_all, with_output=[model[0], model[1]]) as recorder:
         model(torch.randn(4, 3)).sum().backward()
         captures = recorder.take()
-    assert captures[model[0]][0].x.output.shape == (4, 3)
-    assert captures[model[1]][0].x.output is None, "the activation overwrote it"
+    assert captures[model[0]][0].kept.x.output.shape == (4, 3)
+    assert captures[model[1]][0].kept.x.output is None, "the activation overwrote it"
     with watch(model) as recorder:
         model(torch.randn(4, 3)).sum().backward()
-        assert recorder.take()[model[0]][0].x.output is None
+        assert recorder.take()[model[0]][0].kept.x.output is None

@@ -3,14 +3,16 @@
 import pytest
 import torch
 from tests.support.oracle import coordinates, norm_of, relative_error, sample_gradients
+from tests.support.uses import clipped_sums, squared_norms
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spectral_dp.gradients import LayerConfig, ModelGradients
+from spectral_dp.gradients import sums as weighted_sums
 from spectral_dp.gradients.rules import block_circulant
-from spectral_dp.gradients.rules import rule as rule_module
 from spectral_dp.gradients.rules.block_circulant import BlockCirculantRule
-from spectral_dp.gradients.rules.rule import find_rule
+from spectral_dp.gradients.rules.registry import find_rule
+from spectral_dp.gradients.uses import condense
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
 from spectral_dp.mechanism.filters import (
@@ -44,8 +46,8 @@ FILTERS = [
 def path(request, monkeypatch):
     """Short blocks, long blocks and many tokens are computed differently; a wrong choice must never change a value."""
     monkeypatch.setattr(block_circulant, "SHORT_BLOCK", 0 if request.param == "fft" else 10**6)
-    monkeypatch.setattr(BlockCirculantRule, "_forms", lambda *_: request.param == "formed")
-    monkeypatch.setattr(rule_module, "CHUNK_BYTES", 1)  # two samples at a time
+    monkeypatch.setattr(BlockCirculantRule, "forms", lambda *_: request.param == "formed")
+    monkeypatch.setattr(weighted_sums, "CHUNK_BYTES", 1)  # two samples at a time
 
 
 def setting(layer, B, tokens=()):
@@ -66,14 +68,14 @@ def check(layer, spectral, x, dA, c):
     if "weight" in kept and rule.gains is not None:
         shape = (layer.block_size,)
         kept["weight"], counted["weight"] = coordinates(kept["weight"], shape, spectral, "fourier")
-    assert relative_error(rule.squared_norms(x, dA), norm_of(counted)) < TOLERANCE
-    sums = rule.clipped_sum(x, dA, c)
+    assert relative_error(squared_norms(rule, x, dA), norm_of(counted)) < TOLERANCE
+    sums = clipped_sums(rule, x, dA, c)
     assert sums.keys() == kept.keys()
     for name, z in kept.items():
         expected = torch.tensordot(c, z, dims=1)
         assert tuple(sums[name].shape) == rule.coefficient_shape(name) == tuple(expected.shape)
         assert relative_error(sums[name], expected) < TOLERANCE
-    per_sample = rule.per_sample(x, dA)
+    per_sample = rule.form(x, dA)
     assert per_sample.keys() == kept.keys()
     for name in per_sample:  # with or without coordinates that are always zero
         assert relative_error(per_sample[name].flatten(1).norm(dim=1), counted[name].flatten(1).norm(dim=1)) < TOLERANCE
@@ -140,8 +142,8 @@ def test_only_what_is_trained_counts(path, bias, frozen):
     if any(p.requires_grad for p in layer.parameters()):
         return check(layer, LayerConfig(LowPassFilter(0.5)), x, dA, c)
     rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.5)))
-    assert rule.clipped_sum(x, dA, c) == rule.per_sample(x, dA) == {}
-    assert torch.equal(rule.squared_norms(x, dA), torch.zeros(4, dtype=torch.float64))
+    assert clipped_sums(rule, x, dA, c) == rule.form(x, dA) == {}
+    assert torch.equal(squared_norms(rule, x, dA), torch.zeros(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("tokens", [(), (3,)], ids=str)
@@ -150,12 +152,12 @@ def test_batches_of_one_and_of_none(path, tokens):
     check(layer, LayerConfig(LowPassFilter(0.5)), *setting(layer, 1, tokens))
     rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.5)))
     x, dA, c = setting(layer, 0, tokens)
-    assert rule.squared_norms(x, dA).shape == (0,)
-    sums = rule.clipped_sum(x, dA, c)
+    assert squared_norms(rule, x, dA).shape == (0,)
+    sums = clipped_sums(rule, x, dA, c)
     assert torch.equal(sums["weight"], torch.zeros_like(sums["weight"]))
     assert tuple(sums["weight"].shape) == rule.coefficient_shape("weight")
     assert torch.equal(sums["bias"], torch.zeros(24, dtype=torch.float64))
-    assert len(rule.per_sample(x, dA)["weight"]) == 0
+    assert len(rule.form(x, dA)["weight"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_the_gradient_is_the_filtered_gradient(path, d, filter):
     layer = layer_of(2 * d + 1, 3 * d - 1, d)
     rule = BlockCirculantRule(layer, LayerConfig(filter))
     x, dA, _ = setting(layer, 6)
-    sums = rule.clipped_sum(x, dA, torch.ones(6))
+    sums = clipped_sums(rule, x, dA, torch.ones(6))
     (layer(x) * dA).sum().backward()
     z = rule.transform.forward(layer.weight.grad)
     mask = 1.0 if rule.gains is None else rule.gains.kept.double()
@@ -215,15 +217,15 @@ def test_no_sample_contributes_more_than_the_bound(path, d, filter, T, dtype):
     layer = BlockCirculantLinear(6 * d, 5 * d, d, dtype=dtype)
     rule = BlockCirculantRule(layer, LayerConfig(filter))
     for name, x, dA in hostile_samples(layer, T):
-        c = clip_factors(rule.squared_norms(x, dA).double().sqrt(), C)
-        moved = rule.clipped_sum(x, dA, c)
+        c = clip_factors(squared_norms(rule, x, dA).double().sqrt(), C)
+        moved = clipped_sums(rule, x, dA, c)
         assert float(torch.stack([z.double().square().sum() for z in moved.values()]).sum().sqrt()) <= C, name
 
 
 def test_control_a_sum_of_other_numbers_than_the_norm_is_caught(monkeypatch):
     """Formed gradients need no allowance for rounding only because norm and sum are made of the same ones."""
     answers = iter([True, False] * 1000)
-    monkeypatch.setattr(BlockCirculantRule, "_forms", lambda *_: next(answers))
+    monkeypatch.setattr(BlockCirculantRule, "forms", lambda *_: next(answers))
 
     def some_draws():
         for seed in range(20):
@@ -251,9 +253,9 @@ class Allocations(TorchDispatchMode):
 
 def allocations(rule, x, dA, c):
     with torch.no_grad(), Allocations() as seen:
-        x, dA = rule.condense(x, dA)
-        rule.squared_norms(x, dA)
-        rule.clipped_sum(x, dA, c)
+        use = condense(rule, x, dA)
+        use.squared_norms()
+        use.clipped_sums(c)
     return seen
 
 
@@ -274,8 +276,8 @@ def test_views_of_one_token_are_condensed_together(monkeypatch):
     """One use of eight tokens: formed once, since norm and sum must be of the same numbers."""
     layer = layer_of(16, 16, 4)
     formed = []
-    form = BlockCirculantRule._form
-    monkeypatch.setattr(BlockCirculantRule, "_form", lambda *args: formed.append(1) or form(*args))
+    form = BlockCirculantRule.form
+    monkeypatch.setattr(BlockCirculantRule, "form", lambda *args: formed.append(1) or form(*args))
     gradients = ModelGradients(layer)
     layer(torch.randn(16, 16, dtype=torch.float64)).square().sum().backward()
     batch = gradients.take(views=8)
@@ -289,8 +291,8 @@ def test_many_tokens_make_the_gradients_smaller_than_themselves():
     layer = layer_of(64, 64, 8)
     x, dA, c = setting(layer, 64, (64,))
     rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.0)))
-    assert rule._forms(dA)
-    assert not rule._forms(dA[:, :1])
+    assert rule.forms(x, dA)
+    assert not rule.forms(x[:, :1], dA[:, :1])
     seen = allocations(rule, x, dA, c)
     assert max(seen.sizes) <= 2 * dA.numel()
     transforms, outer, combined = 11 * 2 * dA.numel() / 8, 11 * 64 * layer.weight.numel() / 8, 64 * layer.weight.numel()
@@ -321,10 +323,10 @@ def test_activations_of_autocast_are_computed_in_the_precision_of_the_weight(pat
     layer = BlockCirculantLinear(16, 24, 8)
     rule = BlockCirculantRule(layer, LayerConfig(LowPassFilter(0.5)))
     x, dA, c = torch.randn(4, 16).bfloat16(), torch.randn(4, 24).bfloat16(), torch.rand(4, dtype=torch.float64)
-    norms, sums = rule.squared_norms(x, dA), rule.clipped_sum(x, dA, c)
+    norms, sums = squared_norms(rule, x, dA), clipped_sums(rule, x, dA, c)
     assert sums["weight"].dtype == sums["bias"].dtype == torch.float32
     assert norms.dtype in (torch.float32, torch.float64)
-    torch.testing.assert_close(norms, rule.squared_norms(x.float(), dA.float()))
+    torch.testing.assert_close(norms, squared_norms(rule, x.float(), dA.float()))
 
 
 def test_gains_follow_the_step(path):
@@ -332,12 +334,12 @@ def test_gains_follow_the_step(path):
     layer = layer_of(16, 24, 8)
     rule = BlockCirculantRule(layer, LayerConfig(AnnealedFilter(0.8, 0.0, 10)))
     x, dA, c = setting(layer, 4)
-    few, norms = rule.clipped_sum(x, dA, c)["weight"], rule.squared_norms(x, dA)
+    few, norms = clipped_sums(rule, x, dA, c)["weight"], squared_norms(rule, x, dA)
     rule.begin_step(10)
-    everything = rule.clipped_sum(x, dA, c)["weight"]
+    everything = clipped_sums(rule, x, dA, c)["weight"]
     assert (few.shape[-1], everything.shape[-1]) == (1, 8)
     torch.testing.assert_close(everything[..., :1], few)
-    assert bool((rule.squared_norms(x, dA) > norms).all())
+    assert bool((squared_norms(rule, x, dA) > norms).all())
 
 
 def test_a_layer_used_twice_adds_its_gradients_before_the_norm():
@@ -391,10 +393,10 @@ def test_gains_of_a_filter_are_its_own():
     layer = layer_of(16, 16, 8)
     rule = BlockCirculantRule(layer, LayerConfig(ShapedFilter(pre, pre)))
     x, dA, c = setting(layer, 4)
-    before = rule.squared_norms(x, dA), rule.clipped_sum(x, dA, c)["weight"]
+    before = squared_norms(rule, x, dA), clipped_sums(rule, x, dA, c)["weight"]
     pre.mul_(10)
     rule.begin_step(1)
-    torch.testing.assert_close((rule.squared_norms(x, dA), rule.clipped_sum(x, dA, c)["weight"]), before)
+    torch.testing.assert_close((squared_norms(rule, x, dA), clipped_sums(rule, x, dA, c)["weight"]), before)
 
 
 def test_pre_gains_that_split_a_frequency_are_refused():

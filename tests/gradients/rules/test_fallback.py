@@ -10,9 +10,11 @@ from tests.support.oracle import norm_of, relative_error, sample_gradients
 from tests.support.recorded_models import TOLERANCE, check, run
 from torch import nn
 
-from spectral_dp.gradients import ModelGradients, RecordedBatch, Rule, register_rule
+from spectral_dp.gradients import GhostRule, ModelGradients, register_rule
+from spectral_dp.gradients import model as model_gradients
 from spectral_dp.gradients.rules import rerun as rerun_module
-from spectral_dp.gradients.rules.rule import _RULES, Formed
+from spectral_dp.gradients.rules.registry import _RULES
+from spectral_dp.gradients.uses import Formed, Recorded
 from spectral_dp.mechanism.clipping import clip_factors
 
 pytestmark = pytest.mark.filterwarnings("ignore:no rule for", "ignore:torch.func cannot run")
@@ -73,14 +75,14 @@ class TestSamplesThatAreLeftOut:
             pass
 
         @register_rule(Head)
-        class HeadRule(Rule[Head]):
+        class HeadRule(GhostRule[Head]):
             def squared_norms(self, x, dA):
-                return self.per_sample(x, dA)["weight"].square().sum(1)
+                return self.form(x, dA)["weight"].square().sum(1)
 
             def clipped_sum(self, x, dA, c):
-                return {"weight": c @ self.per_sample(x, dA)["weight"]}
+                return {"weight": c @ self.form(x, dA)["weight"]}
 
-            def per_sample(self, x, dA):
+            def form(self, x, dA):
                 return {"weight": x / x.norm(dim=1, keepdim=True) * dA}
 
         try:
@@ -91,13 +93,11 @@ class TestSamplesThatAreLeftOut:
     def test_control_zeros_in_their_place_are_caught(self, monkeypatch):
         """As it was: a sample that is left out was blanked where it went in."""
 
-        def blanked(self, i, c, counting):
-            rule, x, dA = self._uses[i][0]
+        def blanked(use, c, counting):
             left_out = (c == 0)[:, None]
-            sums = rule.clipped_sum(x.masked_fill(left_out, 0), dA.masked_fill(left_out, 0), c)
-            return {rule.parameter(name): value for name, value in sums.items()}
+            return Recorded(use.rule, *(t.masked_fill(left_out, 0) for t in (use.x, use.dA))).clipped_sums(c)
 
-        monkeypatch.setattr(RecordedBatch, "_block_sums", blanked)
+        monkeypatch.setattr(model_gradients, "_clipped_sums", blanked)
         with pytest.raises(AssertionError):
             self.test_nor_through_a_rule_of_ones_own()
 
@@ -109,9 +109,8 @@ def test_gradients_are_formed_once_during_the_backward_pass():
     model(torch.randn(5, 6)).sum().backward()
     (capture,) = gradients._recorder._captures[model[0]]
     gradients.remove()
-    assert isinstance(capture.x, Formed)
-    assert capture.x.gradients["weight"].shape == (5, 6)
-    assert capture.dA.numel() == 0
+    assert isinstance(capture.kept, Formed)
+    assert {name: z.shape for name, z in capture.kept.gradients.items()} == {model[0].weight: (5, 6)}
 
 
 class Temperature(nn.Module):

@@ -145,7 +145,7 @@ class SpectralTarget(ModelTarget):
         blocks = gradients.trained_blocks
         sizes = [sum(gradients.zeros(p).numel() for p in parameters) for _, parameters in blocks]
         scale = self.claim.noise_multiplier * self.claim.moves
-        moving = {rule for layers, _ in blocks for _, rule in layers if not isinstance(rule.spectral.filter, STEADY)}
+        moving = {rule for layers, _ in blocks for _, rule in layers if not isinstance(rule.config.filter, STEADY)}
         shared = bool(moving) and self._options.get("noise_allocation") == "optimal"  # by how much each layer keeps
         outputs = []
         for (layers, parameters), bound in zip(blocks, optimizer.clipping.noise_bounds(sizes), strict=True):
@@ -172,7 +172,7 @@ class SpectralTarget(ModelTarget):
                 continue
             own = {n: offsets[p] for n, p in rule.parameters().items() if p in offsets}
             transform = rule.transform if rule.gains is not None else None
-            layout, signal = rule.spectral.input_layout, isinstance(rule, SignalConvRule)
+            layout, signal = rule.config.input_layout, isinstance(rule, SignalConvRule)
             probes.append(LayerProbe(name, rule.module, self._seen[name], own, transform, layout, signal))
         return probes
 

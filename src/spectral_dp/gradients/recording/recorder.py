@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,26 +41,22 @@ class Call(NamedTuple):
     output: Tensor | None = None
 
 
-class Capture(NamedTuple):
-    """One use of a layer: what it was called with, and the gradient of the loss with respect to its output.
+Kept = TypeVar("Kept")
 
-    Or what a recorder was told to keep in their place.
+
+class Capture(NamedTuple, Generic[Kept]):
+    """What a recorder was told to keep of one use of a layer.
+
+    Attributes:
+        kept: What was kept of it.
+        backward_pass: The number of the backward pass that reached it.
     """
 
-    x: Any
-    dA: Tensor
+    kept: Kept
     backward_pass: int
 
 
-Condense = Callable[[nn.Module, Call, Tensor], tuple[Any, Tensor]]
-
-
-def keep_all(module: nn.Module, call: Call, dA: Tensor) -> tuple[Call, Tensor]:
-    """Keeps a use as it is."""
-    return call, dA
-
-
-class Recorder:
+class Recorder(Generic[Kept]):
     """Records the uses of some modules.
 
     A use is recorded when the backward pass reaches it. So forward passes that no backward pass follows leave nothing
@@ -68,14 +64,15 @@ class Recorder:
 
     Args:
         watched: Each module with the parameters whose plain gradients autograd is to leave out.
-        condense: Called during the backward pass, when a use is reached, and returns what is kept of it.
+        condense: Called during the backward pass, when a use is reached, with the module, what it was called with, and
+            the gradient of the loss with respect to its (first) output. Returns what is kept of the use.
         with_output: Modules of which the output is to be recorded too.
     """
 
     def __init__(
         self,
         watched: Mapping[nn.Module, Iterable[nn.Parameter]],
-        condense: Condense = keep_all,
+        condense: Callable[[nn.Module, Call, Tensor], Kept],
         with_output: Collection[nn.Module] = (),
     ) -> None:
         self._condense = condense
@@ -85,7 +82,7 @@ class Recorder:
             other.remove()  # two would hide each other's gradients: the latest wins
         _LIVE.add(self)
         self._pauses = 0
-        self._captures: dict[nn.Module, list[Capture]] = {}
+        self._captures: dict[nn.Module, list[Capture[Kept]]] = {}
         self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
         self._sides: dict[nn.Module, SideOutputs] = {}
         self._replaced: list[tuple[Stored, Tensor]] = []
@@ -117,7 +114,7 @@ class Recorder:
         finally:
             self._pauses -= 1
 
-    def take(self) -> dict[nn.Module, list[Capture]]:
+    def take(self) -> dict[nn.Module, list[Capture[Kept]]]:
         """Returns all recorded uses and forgets them."""
         for module in list(self._frozen):
             self._restore(module)
@@ -133,7 +130,7 @@ class Recorder:
         self._finalizer()
         self.take()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Recorder[Kept]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -201,7 +198,7 @@ class Recorder:
                 call = call._replace(output=output)
             backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
             kept = recorder._condense(module, _detached(call), dA.detach())
-            recorder._captures.setdefault(module, []).append(Capture(*kept, backward_pass))
+            recorder._captures.setdefault(module, []).append(Capture(kept, backward_pass))
 
         first.register_hook(capture)
         return tree_unflatten(leaves, structure)
@@ -226,7 +223,7 @@ def _refuse(what: str) -> Callable[[Tensor], None]:
     return refuse
 
 
-_LIVE: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_LIVE: weakref.WeakSet[Recorder[Any]] = weakref.WeakSet()
 
 
 class _Anchor(torch.autograd.Function):

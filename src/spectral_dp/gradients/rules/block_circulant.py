@@ -20,23 +20,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from spectral_dp.gradients.norms import bias_norms, squares, token_norms
-from spectral_dp.gradients.rules.rule import (
-    Formed,
-    LayerConfig,
-    Rule,
-    as_tokens,
-    in_chunks,
-    merge_tokens,
-    over_tokens,
-    register_rule,
-    weigh,
-)
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.registry import register_rule
+from spectral_dp.gradients.rules.rule import GhostRule
+from spectral_dp.gradients.sums import as_tokens, in_chunks, merge_tokens, over_tokens, weigh
 from spectral_dp.layers import SHORT_BLOCK, BlockCirculantLinear, FrequencyBand, bilinear, on_blocks, to_blocks
 from spectral_dp.mechanism.clipping import underflow
 from spectral_dp.mechanism.gains import Gains
@@ -44,7 +37,7 @@ from spectral_dp.mechanism.transforms import TransformName
 
 
 @register_rule(BlockCirculantLinear, parameters=["weight", "bias"])
-class BlockCirculantRule(Rule[BlockCirculantLinear]):
+class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
     """Rule of :class:`~spectral_dp.layers.BlockCirculantLinear`; its ``weight`` coefficients are ``(p, q, M)``."""
 
     default_transform: ClassVar[TransformName] = "fourier"
@@ -52,11 +45,11 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
     #: The gains that all of the following were made for, once they have been checked.
     _prepared: tuple[Gains | None] | None = None
 
-    def __init__(self, module: BlockCirculantLinear, spectral: LayerConfig) -> None:
-        if spectral.transform not in (None, "fourier"):
-            known = f"a block-circulant layer is diagonal in the Fourier basis, not in that of {spectral.transform!r}"
+    def __init__(self, module: BlockCirculantLinear, config: LayerConfig) -> None:
+        if config.transform not in (None, "fourier"):
+            known = f"a block-circulant layer is diagonal in the Fourier basis, not in that of {config.transform!r}"
             raise ValueError(f"{known}: leave the transform out for this layer")
-        super().__init__(module, spectral)
+        super().__init__(module, config)
 
     def coordinate_shape(self) -> tuple[int, ...]:
         return (self.module.block_size,)
@@ -81,18 +74,10 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
         self._norm_weights = d * w * a[[*singles, *pairs]].square()
         self._prepared = (self.gains,)
 
-    def condense(self, x: Any, dA: Tensor) -> tuple[Any, Tensor]:
-        if isinstance(x, Formed) or not self.trains("weight") or not self._forms(as_tokens(dA)):
-            return x, dA
-        return Formed.of(self._form(x, dA), dA)
+    def merge(self, uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return merge_tokens(uses)
 
-    def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor] | None:
-        return super().merge(uses) if any(isinstance(x, Formed) for x, _ in uses) else merge_tokens(uses)
-
-    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
-        x, dA = self.condense(x, dA)
-        if isinstance(x, Formed):
-            return x.squared_norms(dA)
+    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
         x, dA = self._tokens(x, dA)
         total = dA.new_zeros(len(dA), dtype=torch.float64)
         if self.trains("weight"):
@@ -101,59 +86,50 @@ class BlockCirculantRule(Rule[BlockCirculantLinear]):
             total = total + bias_norms(dA)
         return total
 
-    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        x, dA = self.condense(x, dA)
-        if isinstance(x, Formed):
-            sums = x.weighted_sums(c)
-            return sums | {"weight": self.kept_of_counted("weight", sums["weight"].movedim(0, -1))}
+    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
         x, dA = self._tokens(x, dA)
         sums = {}
         if self.trains("weight"):
             blocks, c_token = self._blocks(x, dA), c.repeat_interleave(dA.shape[1])
             if self.module.block_size <= SHORT_BLOCK:
-                sums["weight"] = _short_sum(self._kept, *blocks, c_token, self.projection(dA))
+                sums["weight"] = _short_sum(self._kept, *blocks, c_token, self.matrix(dA))
             else:
                 total = _long_sum(self._kept, *blocks, c_token)
-                sums["weight"] = total if self.gains is None else self.analyse(total)
+                sums["weight"] = total if self.projection is None else self.projection.analyse(total)
         if self.trains("bias"):
             sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
         return sums
 
-    def per_sample(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
-        out = dict(x.gradients) if isinstance(x, Formed) else self._form(x, dA)
-        if "weight" in out:
-            out["weight"] = out["weight"].movedim(1, -1)
-        return out
-
-    def _forms(self, dA: Tensor) -> bool:
-        """Whether to form the per-sample gradients: with many tokens that is quicker, and they are not much larger.
+    def forms(self, x: Tensor, dA: Tensor) -> bool:
+        """With many tokens, forming the per-sample gradients is quicker, and they are not much larger than the tokens.
 
         Prices as measured (two cores, float32), in products of two numbers: to form a gradient takes ``T`` of them and
         as long as 40 to store each number; the other way takes, for each number that is transformed, 360 and 5 for
         every token that it meets in the Gram matrices.
         """
-        (_, T, m), (p, q, d) = dA.shape, self.module.weight.shape
+        if not self.trains("weight"):
+            return False
+        (_, T, m), (p, q, d) = as_tokens(dA).shape, self.module.weight.shape
         numbers = T * (q * d + m)
         if T == 1 or d > SHORT_BLOCK or p * q * d > 2 * numbers:
             return False
         products = (len(self._counted.singles) + 3 * len(self._counted.pairs)) * p * q
         return products * (T + 40) < numbers * (360 + 5 * T)
 
-    def _form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        """Per-sample gradients, those of the weight as ``(B, M, p, q)``: the coordinates that count in the norm."""
+    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         x, dA = self._tokens(x, dA)
         out = {}
         if self.trains("weight"):
-            out["weight"] = self._coordinates(x, dA)
+            out["weight"] = self._coordinates(x, dA).movedim(1, -1)  # (B, p, q, M)
         if self.trains("bias"):
             out["bias"] = over_tokens(dA)
         return out
 
     def _coordinates(self, x: Tensor, dA: Tensor) -> Tensor:
-        """As combinations of ``R`` products of the tokens' transforms."""
+        """Counted coordinates ``(B, M, p, q)``, as combinations of ``R`` products of the tokens' transforms."""
         (B, T, _), (p, q, _) = dA.shape, self.module.weight.shape
         A, V, C = bilinear(self._counted, dA.dtype, dA.device)
-        combine, R = _onto(self.projection(dA, counted=True), V), len(A)
+        combine, R = _onto(self.matrix(dA, counted=True), V), len(A)
         z = dA.new_empty(B, len(combine), p * q)
         for rows in in_chunks(B, R * (T * (p + q) + p * q), dA):
             X, D = self._blocks(x[rows], dA[rows])
@@ -200,17 +176,17 @@ def _lengths(blocks: Tensor, band: FrequencyBand) -> tuple[Tensor, Tensor]:
     return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None] + lost
 
 
-def _onto(projection: Tensor | None, V: Tensor) -> Tensor:
+def _onto(matrix: Tensor | None, V: Tensor) -> Tensor:
     """From the ``R`` products of a pair of blocks to the coordinates of its gradient, ``(M, R)``."""
-    return V.T if projection is None else projection @ V.T
+    return V.T if matrix is None else matrix @ V.T
 
 
-def _short_sum(band: FrequencyBand, x: Tensor, dA: Tensor, c: Tensor, projection: Tensor | None) -> Tensor:
+def _short_sum(band: FrequencyBand, x: Tensor, dA: Tensor, c: Tensor, matrix: Tensor | None) -> Tensor:
     """Coordinates of ``Σ_n c_n g_n``, ``(p, q, M)``: the projection of ``V^t Σ_n c_n (C dA_n) (A x_n)``."""
     A, V, C = bilinear(band, dA.dtype, dA.device)
     x, dA = weigh(on_blocks(A, x), on_blocks(C, dA), c)
     products = torch.bmm(dA.permute(1, 2, 0), x.transpose(0, 1))  # (R, p, q)
-    return (products.flatten(1).T @ _onto(projection, V).T).unflatten(0, products.shape[1:])
+    return (products.flatten(1).T @ _onto(matrix, V).T).unflatten(0, products.shape[1:])
 
 
 def _long_sum(band: FrequencyBand, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:

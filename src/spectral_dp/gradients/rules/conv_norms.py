@@ -3,8 +3,8 @@
 Shapes
     x           (B, Ci, H, W)       input of the layer
     grad        (B, Co, Ho, Wo)     gradient of the loss with respect to its output ("dA")
-    projection  (M, kh*kw)          rows: kept basis vectors of the kernel plane times their pre-gains; None = identity
-    weights     (B,)                clip factors c_b
+    matrix      (M, kh*kw)          rows: kept basis vectors of the kernel plane times their pre-gains; None = identity
+    c           (B,)                clipping factors
     z_b         (Co, Ci/groups, M)  projected weight gradient of sample b
     T = Ho*Wo output positions,  K = kh*kw taps,  g = groups,  Cig = Ci/g,  Cog = Co/g
 
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_dp.gradients.norms import PIECE, gram_matrices, rounded_up
-from spectral_dp.gradients.rules.rule import in_chunks
+from spectral_dp.gradients.sums import in_chunks
 from spectral_dp.mechanism.clipping import underflow
 
 
@@ -45,7 +45,7 @@ class ConvGeometry(NamedTuple):
 # ---------------------------------------------------------------------------------------------- materialise
 
 
-def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None = None) -> Tensor:
+def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
     """All z_b, as (B, g, M, Cig, Cog).
 
     The kw horizontal shifts of the padded input are copied side by side once. Each kernel row is then a slice of
@@ -57,7 +57,7 @@ def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection
     row_span = (h_out - 1) * sh + 1
     in_work = kw * x.shape[1] * x.shape[2] * w_out + kh * kw * c_in_group * c_out
 
-    z = x.new_empty(batch, groups, kh * kw if projection is None else len(projection), c_in_group, c_out_group)
+    z = x.new_empty(batch, groups, kh * kw if matrix is None else len(matrix), c_in_group, c_out_group)
     for rows in in_chunks(batch, in_work, x):
         padded = _pad(x[rows], geometry)
         n = len(padded)
@@ -71,22 +71,22 @@ def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection
             for u in range(kh)
         ]
         out = z[rows].flatten(3)
-        if projection is None:
+        if matrix is None:
             torch.stack(taps, 1, out=out.view(n * groups, kh, kw * c_in_group, c_out_group))
         else:
-            torch.matmul(projection, torch.stack(taps, 1).view(n, groups, kh * kw, -1), out=out)
+            torch.matmul(matrix, torch.stack(taps, 1).view(n, groups, kh * kw, -1), out=out)
     return z
 
 
 # ---------------------------------------------------------------------------------------------------- Gram
 
 
-def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None = None) -> Tensor:
+def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
     """Squared norms (B,): ||z_b||^2 = <A_b, Q_b> with the T x T Gram matrices A of the taps and Q of grad."""
     groups = geometry.groups
-    if projection is not None and _preserves_norms(projection):
-        projection = None
-    by_shifts = projection is None and geometry.stride == (1, 1)
+    if matrix is not None and _preserves_norms(matrix):
+        matrix = None
+    by_shifts = matrix is None and geometry.stride == (1, 1)
     tap_numbers = geometry.kernel[0] * geometry.kernel[1] * x.shape[1] // groups
     positions = x.shape[2] * x.shape[3] if by_shifts else grad.shape[2] * grad.shape[3]
 
@@ -96,16 +96,16 @@ def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, projecti
         if by_shifts:
             tap_gram, grad_gram = _shifted_grams(x[rows], grad[rows], geometry)
         else:
-            tap_gram, grad_gram = _filtered_grams(x[rows], grad[rows], geometry, projection)
+            tap_gram, grad_gram = _filtered_grams(x[rows], grad[rows], geometry, matrix)
         inner = torch.linalg.vecdot(tap_gram.flatten(1), grad_gram.flatten(1))
         taps, outer = (gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for gram in (tap_gram, grad_gram))
         inner = rounded_up(inner, taps, outer, tap_numbers, grad.shape[1] // groups, from_gram=True)
         squared.append(inner.view(-1, groups).sum(1))
     total = torch.cat(squared)
-    return total if projection is None else _with_leakage(total, x, grad, geometry, projection)
+    return total if matrix is None else _with_leakage(total, x, grad, geometry, matrix)
 
 
-def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor) -> Tensor:
+def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Tensor) -> Tensor:
     """Adds what rounding lets through the filter: ulps of the whole gradient, of which the norm sees only what is kept.
 
     A sample with all its power in dropped coordinates would otherwise have a norm, and a sum clipped by it, of nothing
@@ -113,17 +113,17 @@ def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeomet
     """
     taps = geometry.kernel[0] * geometry.kernel[1]
     x_length, grad_length = (t.flatten(1).norm(dim=1) + underflow(t[0].numel(), t.dtype) for t in (x, grad))
-    gain = torch.linalg.vector_norm(projection, dim=1).amax().clamp(min=1)
+    gain = torch.linalg.vector_norm(matrix, dim=1).amax().clamp(min=1)
     longest = gain * math.sqrt(taps) * x_length * grad_length
     return (squared.sqrt() + taps * torch.finfo(x.dtype).eps * longest).square()
 
 
 def weighted_gradient(
-    x: Tensor, grad: Tensor, weights: Tensor, geometry: ConvGeometry, projection: Tensor | None = None
+    x: Tensor, grad: Tensor, c: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None
 ) -> Tensor:
     """sum_b c_b z_b (Co, Cig, M): the native weight gradient with the smaller operand weighted, then projected."""
     kernel, stride, padding, dilation, groups = geometry
-    scale = weights.view(-1, 1, 1, 1)
+    scale = c.view(-1, 1, 1, 1)
     if x.numel() < grad.numel():
         x = x * scale
     else:
@@ -132,7 +132,7 @@ def weighted_gradient(
     total = torch.ops.aten.convolution_backward(
         grad, x, shape_only, None, stride, padding, dilation, False, (0, 0), groups, (False, True, False)
     )[1].flatten(2)
-    return total if projection is None else total @ projection.T
+    return total if matrix is None else total @ matrix.T
 
 
 def _shifted_grams(x: Tensor, grad: Tensor, geometry: ConvGeometry) -> tuple[Tensor, Tensor]:
@@ -166,14 +166,12 @@ def _sum_diagonal_shifts(gram: Tensor, count: int, step: int) -> Tensor:
     return total
 
 
-def _filtered_grams(
-    x: Tensor, grad: Tensor, geometry: ConvGeometry, projection: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _filtered_grams(x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
     """A and Q for any stride and filter; A accumulates over the M filtered inputs."""
     groups = geometry.groups
     outer = grad.reshape(len(grad) * groups, grad.shape[1] // groups, -1)
     gram = x.new_zeros(len(outer), outer.shape[2], outer.shape[2])
-    inputs = _filtered_inputs(x, grad.shape[2:], geometry, projection)
+    inputs = _filtered_inputs(x, grad.shape[2:], geometry, matrix)
     inners = (filtered.reshape(len(x) * groups, x.shape[1] // groups, -1) for filtered in inputs)
     # Several in one product: to add them up one after the other loses more than the rounding guard in large kernels.
     while some := list(itertools.islice(inners, max(1, PIECE * groups // x.shape[1]))):
@@ -181,12 +179,10 @@ def _filtered_grams(
     return gram, gram_matrices(outer.mT)
 
 
-def _filtered_inputs(
-    x: Tensor, size: torch.Size, geometry: ConvGeometry, projection: Tensor | None
-) -> Iterator[Tensor]:
-    """What each row of the projection sees: x correlated with it, (n, Ci, Ho, Wo); without one, the shifted inputs."""
+def _filtered_inputs(x: Tensor, size: torch.Size, geometry: ConvGeometry, matrix: Tensor | None) -> Iterator[Tensor]:
+    """What each row of the matrix sees: x correlated with it, (n, Ci, Ho, Wo); without one, the shifted inputs."""
     (kh, kw), (sh, sw), padding, (dh, dw), _ = geometry
-    if projection is None:
+    if matrix is None:
         padded = _pad(x, geometry)
         for u in range(0, kh * dh, dh):
             for v in range(0, kw * dw, dw):
@@ -194,16 +190,16 @@ def _filtered_inputs(
     else:
         channels = x.shape[1]
         x = x.contiguous(memory_format=torch.channels_last)  # the fast layout for depthwise convolutions
-        for row in projection:
+        for row in matrix:
             kernel = row.view(1, 1, kh, kw).expand(channels, -1, -1, -1)
             yield F.conv2d(x, kernel, None, (sh, sw), padding, (dh, dw), channels)
 
 
-def _preserves_norms(projection: Tensor) -> bool:
+def _preserves_norms(matrix: Tensor) -> bool:
     """Whether P^T P = I up to rounding: a full orthonormal basis, which no norm can tell from the identity."""
-    if projection.shape[0] < projection.shape[1]:
+    if matrix.shape[0] < matrix.shape[1]:
         return False
-    gram = projection.T @ projection
+    gram = matrix.T @ matrix
     eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     return bool((gram - eye).abs().max() < 16 * torch.finfo(gram.dtype).eps)
 
@@ -259,9 +255,20 @@ def prefers_gram(
 
 def explicitly_padded(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Pads the input as the layer does, unless it is plain symmetric zero padding, which is returned instead."""
-    if x.ndim != len(module.kernel_size) + 2:
-        raise ValueError(f"{type(module).__name__} was called with one unbatched sample {tuple(x.shape)}: add x[None]")
+    check_batched(module, x)
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):
         return x, tuple(module.padding)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     return F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * len(module.kernel_size)
+
+
+def padded_size(module: nn.Conv1d | nn.Conv2d, size: Sequence[int]) -> tuple[int, ...]:
+    """Size of the input's plane after all the padding that the layer does."""
+    before_after = module._reversed_padding_repeated_twice[::-1]
+    return tuple(n + before_after[2 * i] + before_after[2 * i + 1] for i, n in enumerate(size))
+
+
+def check_batched(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> None:
+    """Raises ``ValueError`` if the input has no dimension for the samples, which torch allows."""
+    if x.ndim != len(module.kernel_size) + 2:
+        raise ValueError(f"{type(module).__name__} was called with one unbatched sample {tuple(x.shape)}: add x[None]")

@@ -17,19 +17,19 @@ gradient's: the paper's layout, kept for comparison; kernel support (``conv.py``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spectral_dp.gradients.norms import bias_norms, outer_norms, squares, transform_error
-from spectral_dp.gradients.rules.conv_norms import explicitly_padded
-from spectral_dp.gradients.rules.rule import LayerConfig, Rule
+from spectral_dp.gradients.rules.conv_norms import explicitly_padded, padded_size
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.rule import GhostRule
 from spectral_dp.mechanism.transforms import Fourier
 
 
-class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
+class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
     """Rule of ``nn.Conv1d`` and ``nn.Conv2d`` with the paper's support; Fourier only.
 
     The size of the spectrum is that of the padded input: taken from the ``input_layout`` ``(C, H, W)`` of its
@@ -38,22 +38,23 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
 
     default_transform = "fourier"
 
-    def __init__(self, module: nn.Conv1d | nn.Conv2d, spectral: LayerConfig) -> None:
+    def __init__(self, module: nn.Conv1d | nn.Conv2d, config: LayerConfig) -> None:
         self._size: tuple[int, ...] | None = None
         self._step = 0
-        layout = spectral.input_layout
+        layout = config.input_layout
         if layout is not None:
             if len(layout) != len(module.kernel_size) + 1 or layout[0] != module.in_channels:
                 raise ValueError(f"input layout {layout} does not fit {module}: give (channels, *spatial size)")
-            self._size = _padded_size(module, layout[1:])
-        if spectral.transform not in (None, "fourier"):
-            raise ValueError(f"signal support is defined on the Fourier spectrum, not on {spectral.transform!r}")
-        super().__init__(module, spectral)
+            self._size = padded_size(module, layout[1:])
+        if config.transform not in (None, "fourier"):
+            raise ValueError(f"signal support is defined on the Fourier spectrum, not on {config.transform!r}")
+        super().__init__(module, config)
 
     def begin_step(self, step: int) -> None:
         self._step = step
         if self._size is not None:
-            self.gains = gains = self.spectral.filter.gains(self.transform, self._size, step)
+            gains = self.config.filter.gains(self.transform, self._size, step)
+            self._filter_by(gains)
             self._kept = _Frequencies(self._size, gains.kept, gains.pre)
             self._counted = _Frequencies(self._size, gains.pre > 0, gains.pre) if gains.clips_dropped else self._kept
 
@@ -85,7 +86,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
     def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
         sums = {}
         if self.trains("weight") and len(dA) == 0:
-            self._fix_size(_padded_size(self.module, x.shape[2:]))
+            self._fix_size(padded_size(self.module, x.shape[2:]))
             sums["weight"] = dA.new_zeros(self.coefficient_shape("weight"), dtype=self.dtype)
         elif self.trains("weight"):
             X, A = self._spectra(self._planes(x, dA), counted=False)
@@ -96,7 +97,7 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
             sums["bias"] = c.to(self.dtype) @ self._biases(dA)
         return sums
 
-    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         out = {}
         if self.trains("weight"):
             X, A = self._spectra(self._planes(x, dA), counted=True)
@@ -109,7 +110,8 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
     def gradient(self, name: str, coefficients: Tensor) -> Tensor:
         if name != "weight":
             return coefficients
-        lags = self.synthesise(coefficients)
+        assert self.projection is not None  # without a size there are no coefficients
+        lags = self.projection.synthesise(coefficients)
         for dim, (taps, dilation) in enumerate(zip(self.module.kernel_size, self.module.dilation, strict=True), 2):
             lags = lags.index_select(dim, torch.arange(taps, device=lags.device) * dilation)
         return lags
@@ -153,11 +155,6 @@ class SignalConvRule(Rule[nn.Conv1d | nn.Conv2d]):
 
     def _biases(self, dA: Tensor) -> Tensor:
         return dA.to(self.dtype).flatten(2).sum(2)
-
-
-def _padded_size(module: nn.Conv1d | nn.Conv2d, size: Sequence[int]) -> tuple[int, ...]:
-    before_after = module._reversed_padding_repeated_twice[::-1]
-    return tuple(n + before_after[2 * i] + before_after[2 * i + 1] for i, n in enumerate(size))
 
 
 class _Frequencies:

@@ -12,19 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.norms import rounded_up
-from spectral_dp.gradients.rules.rule import LayerConfig, Rule, as_tokens, register_rule, scale
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.registry import register_rule
+from spectral_dp.gradients.rules.rule import GhostRule
+from spectral_dp.gradients.sums import as_tokens, scale
 
 
 @register_rule(nn.Embedding, parameters=["weight"])
-class EmbeddingRule(Rule[nn.Embedding]):
+class EmbeddingRule(GhostRule[nn.Embedding]):
     """Rule of ``nn.Embedding``; its ``weight`` coefficients are the table's gradient ``(V, E)``, unfiltered."""
 
-    def __init__(self, module: nn.Embedding, spectral: LayerConfig) -> None:
+    def __init__(self, module: nn.Embedding, config: LayerConfig) -> None:
         if module.scale_grad_by_freq:
             raise ValueError("scale_grad_by_freq weighs gradients by what other samples hold: set it to False")
         if module.max_norm is not None:
             raise ValueError("max_norm rewrites the table in the forward pass, outside the mechanism: set it to None")
-        super().__init__(module, spectral)
+        super().__init__(module, config)
 
     def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
         if not self.trains("weight") or x.numel() == 0:
@@ -45,7 +48,7 @@ class EmbeddingRule(Rule[nn.Embedding]):
         table = torch.zeros_like(self.module.weight, dtype=self.dtype, requires_grad=False)
         return {"weight": table.index_add_(0, x.flatten(), scale(dA, c).flatten(0, 1))}
 
-    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         if not self.trains("weight"):
             return {}
         x, dA = self._positions(x, dA)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.registry import differences
 from spectral_dp.gradients.rules.rerun import NotPerSampleError, Rerun, State, left_as_it_was
-from spectral_dp.gradients.rules.rule import FormedRule, LayerConfig, differences
+from spectral_dp.gradients.rules.rule import Rule
 
 #: How far (relative to the largest) outputs of one sample alone may be from those in its batch, computed alike.
 _ALONE = 1e-3
@@ -24,7 +26,7 @@ _AS_RECORDED = 0.1
 _warned: set[tuple[type[nn.Module], str]] = set()
 
 
-class FallbackRule(FormedRule[nn.Module]):
+class FallbackRule(Rule[nn.Module]):
     """Rule of a module without one; covers the parameters of its submodules too.
 
     Its recorded input is a :class:`Call`, and ``dA`` belongs to the module's (first) output tensor. Tensor arguments
@@ -32,8 +34,8 @@ class FallbackRule(FormedRule[nn.Module]):
     module that gives a sample another output when it is run again, alone, than in its batch is refused.
     """
 
-    def __init__(self, module: nn.Module, spectral: LayerConfig) -> None:
-        super().__init__(module, spectral)
+    def __init__(self, module: nn.Module, config: LayerConfig) -> None:
+        super().__init__(module, config)
         different = differences(module)
         self._warn_once(
             f"no rule for {self._name}{f', which has {different} of its own' if different else ''}: its "
@@ -47,6 +49,9 @@ class FallbackRule(FormedRule[nn.Module]):
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
+
+    def input_of(self, call: Call) -> Call:
+        return call
 
     def form(self, x: Call, dA: Tensor) -> dict[str, Tensor]:
         trained, rest = self._state(x)

@@ -17,30 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.norms import bias_norms, token_norms, transform_error
-from spectral_dp.gradients.rules.rule import (
-    LayerConfig,
-    Rule,
-    as_tokens,
-    merge_tokens,
-    over_tokens,
-    register_rule,
-    weigh,
-)
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.registry import register_rule
+from spectral_dp.gradients.rules.rule import GhostRule
+from spectral_dp.gradients.sums import as_tokens, merge_tokens, over_tokens, weigh
 
 
 @register_rule(nn.Linear, parameters=["weight", "bias"])
-class LinearRule(Rule[nn.Linear]):
+class LinearRule(GhostRule[nn.Linear]):
     """Rule of ``nn.Linear``; its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
 
-    def __init__(self, module: nn.Linear, spectral: LayerConfig) -> None:
-        layout = spectral.input_layout
+    def __init__(self, module: nn.Linear, config: LayerConfig) -> None:
+        layout = config.input_layout
         if layout is not None and (not 1 <= len(layout) <= 3 or math.prod(layout) != module.in_features):
             raise ValueError(
                 f"input layout {layout} does not describe the {module.in_features} inputs of the layer: give "
                 f"(L,), (C, L) or (C, H, W) with product {module.in_features}"
             )
         self._layout = layout if layout is None or len(layout) > 1 else (1, *layout)
-        super().__init__(module, spectral)
+        super().__init__(module, config)
 
     def coordinate_shape(self) -> tuple[int, ...] | None:
         return None if self._layout is None else self._layout[1:]
@@ -71,7 +66,7 @@ class LinearRule(Rule[nn.Linear]):
             sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
         return sums
 
-    def per_sample(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         x, dA = self._tokens(x, dA)
         out = {}
         if self.trains("weight"):
@@ -86,9 +81,9 @@ class LinearRule(Rule[nn.Linear]):
 
     def _inputs(self, x: Tensor, *, counted: bool = False) -> Tensor:
         """The input as the gradient sees it: ``(B, T, n)``, or its filtered spectrum ``(B, T, C * M)``."""
-        if self.gains is None or self._layout is None:
+        if self.projection is None or self._layout is None:
             return x
-        return self.analyse(x.unflatten(-1, self._layout), counted=counted).flatten(-2)
+        return self.projection.analyse(x.unflatten(-1, self._layout), counted=counted).flatten(-2)
 
     def _input_errors(self, x: Tensor) -> Tensor | None:
         """How far the filtered inputs behind norm and sum can be apart, ``(B, T)``: where most is dropped, a lot."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients.rules.rule import FormedRule, register_rule
+from spectral_dp.gradients.rules.registry import register_rule
+from spectral_dp.gradients.rules.rule import Rule
 
 Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d | nn.RMSNorm
 
@@ -25,7 +26,7 @@ Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNor
     nn.RMSNorm,
     parameters=["weight", "bias"],
 )
-class NormalisationRule(FormedRule[Normalisation]):
+class NormalisationRule(Rule[Normalisation]):
     """Rule of the normalisation layers; coefficients have the parameters' shapes, unfiltered."""
 
     def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,56 @@
+"""Which rule belongs to which kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from spectral_dp.gradients.kinds import Behaviour, behaviour, overrides
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.rule import Rule
+
+_RULES: dict[type[nn.Module], Callable[[Any, LayerConfig], Rule[Any]]] = {}
+_KINDS: dict[type[nn.Module], tuple[Behaviour, frozenset[str] | None]] = {}
+RuleType = TypeVar("RuleType", bound=Callable[[Any, LayerConfig], Rule[Any]])
+
+
+def register_rule(
+    *module_types: type[nn.Module], parameters: Iterable[str] | None = None
+) -> Callable[[RuleType], RuleType]:
+    """Registers a rule (or a function that returns one) for these kinds of layer; the latest registration wins.
+
+    A subclass of a registered layer uses its rule too, unless it overrides something that ``forward`` uses.
+
+    Args:
+        module_types: The kinds of layer.
+        parameters: Names of all parameters that the rule gives gradients of. A layer that has others, such as those
+            that its weight is computed from (weight_norm, spectral_norm, prune), does not use the rule. None where the
+            rule covers whatever its layer has.
+    """
+    names = None if parameters is None else frozenset(parameters)
+
+    def decorate(rule: RuleType) -> RuleType:
+        for module_type in module_types:
+            _RULES[module_type] = rule
+            _KINDS[module_type] = behaviour(module_type), names
+        return rule
+
+    return decorate
+
+
+def find_rule(module: nn.Module) -> Callable[[Any, LayerConfig], Rule[Any]] | None:
+    """Returns the registered rule of a layer; None if there is none, or the layer is not what the rule is for."""
+    kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
+    return None if kind is None or differences(module) else _RULES[kind]
+
+
+def differences(module: nn.Module) -> list[str]:
+    """Returns in what a layer differs from the kind that has a rule: names it overrides, parameters it adds."""
+    kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
+    if kind is None:
+        return []
+    expected, names = _KINDS[kind]
+    own = (name for name, parameter in module._parameters.items() if parameter is not None)
+    return overrides(module, expected) + [name for name in own if names is not None and name not in names]

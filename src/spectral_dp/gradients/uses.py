@@ -1,0 +1,189 @@
+"""One use of a layer, from the backward pass to its clipped sum.
+
+When the backward pass is at a layer, :func:`condense` decides once what is kept of the use until the clipping factors
+are known: its input and output gradient (:class:`Recorded`), or its per-sample gradients in their place
+(:class:`Formed`). Norms and clipped sums are then asked of either in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from spectral_dp.gradients.rules.rule import GhostRule, Rule
+from spectral_dp.gradients.sums import memory_order, weighted_sum
+from spectral_dp.mechanism.clipping import row_norms
+
+Rows = slice | Tensor
+Context = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A use as it was recorded, of a layer whose rule finds norms and sums without per-sample gradients.
+
+    Attributes:
+        rule: The rule of the layer.
+        x: Its input.
+        dA: The gradient of the loss with respect to its output.
+    """
+
+    rule: GhostRule[Any]
+    x: Any
+    dA: Tensor
+
+    @property
+    def rules(self) -> tuple[Rule[Any], ...]:
+        """The rules of the layers that were used."""
+        return (self.rule,)
+
+    @property
+    def size(self) -> int:
+        """How many samples there are."""
+        return len(self.dA)
+
+    @property
+    def precision(self) -> float:
+        """The unit of the arithmetic in which the output gradient arrived."""
+        return torch.finfo(self.dA.dtype).eps
+
+    def squared_norms(self) -> Tensor:
+        """Returns ``||z_b||²``, ``(B,)``."""
+        return self.rule.squared_norms(self.x, self.dA)
+
+    def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
+        """Returns ``sum_b c_b z_b`` of every trained parameter."""
+        sums = self.rule.clipped_sum(self.x, self.dA, c)
+        trained = self.rule.trained()
+        _check_complete(self.rule, [name for name in trained if name not in sums])
+        return {parameter: sums[name] for name, parameter in trained.items()}
+
+    def select(self, rows: Rows) -> Recorded:
+        """Returns the use of some of the samples: entries of all tensors in ``x`` that have one for each sample."""
+
+        def on_leaf(leaf: Any) -> Any:
+            return leaf[rows] if isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == self.size else leaf
+
+        return Recorded(self.rule, tree_map(on_leaf, self.x), self.dA[rows])
+
+    def formed(self) -> Formed:
+        """Returns the same use with its per-sample gradients formed."""
+        return Formed.of(self.rule, self.x, self.dA)
+
+
+@dataclass(frozen=True, eq=False)
+class Formed:
+    """Per-sample gradients, of one use of a layer or added over several uses of layers that share parameters.
+
+    They stand for the layers' inputs and output gradients, which are then no longer needed. Norms and sums are taken of
+    the same numbers, so that the errors made in forming them cannot come between the two.
+
+    Attributes:
+        rules: The rules of the layers that were used.
+        gradients: Those coordinates of each parameter's gradients that count in the norm, ``(B, ...)``.
+        size: How many samples there are.
+        precision: The unit of the arithmetic in which the output gradients arrived.
+    """
+
+    rules: tuple[Rule[Any], ...]
+    gradients: dict[nn.Parameter, Tensor]
+    size: int
+    precision: float
+
+    @classmethod
+    def of(cls, rule: Rule[Any], x: Any, dA: Tensor) -> Formed:
+        """Forms the gradients of one use."""
+        gradients = {rule.parameter(name): z for name, z in rule.form(x, dA).items()}
+        return cls((rule,), gradients, len(dA), torch.finfo(dA.dtype).eps)
+
+    @classmethod
+    def added(cls, uses: Sequence[Use]) -> Formed:
+        """Forms the gradients of several uses and adds those of the same parameter."""
+        total: dict[nn.Parameter, Tensor] = {}
+        rules = tuple(dict.fromkeys(rule for use in uses for rule in use.rules))
+        for use in uses:
+            gradients = use.formed().gradients
+            if any(
+                rule.gains is not None and rule.coordinate_shape() != rules[0].coordinate_shape() for rule in use.rules
+            ):
+                raise ValueError("layers that share a filtered weight must see inputs of one size")
+            for parameter, z in gradients.items():
+                # Rules may arrange the same numbers in different shapes, such as taps of a kernel in one dimension.
+                total[parameter] = total[parameter] + z.reshape(total[parameter].shape) if parameter in total else z
+        return cls(rules, total, uses[0].size, max(use.precision for use in uses))
+
+    def squared_norms(self) -> Tensor:
+        """Returns ``||z_b||²``, ``(B,)``."""
+        total = torch.zeros(self.size, dtype=torch.float64)
+        for z in self.gradients.values():
+            total = total.to(z.device) + row_norms(z.permute(memory_order(z))).square()
+        return total
+
+    def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
+        """Returns ``sum_b c_b z_b`` of every trained parameter."""
+        sums: dict[nn.Parameter, Tensor] = {}
+        for rule in self.rules:
+            trained = rule.trained()
+            _check_complete(rule, [name for name, parameter in trained.items() if parameter not in self.gradients])
+            for name, parameter in trained.items():
+                if parameter not in sums:
+                    sums[parameter] = rule.released(name, weighted_sum(c, self.gradients[parameter]))
+        return sums
+
+    def select(self, rows: Rows) -> Formed:
+        """Returns the use of some of the samples."""
+        gradients = {parameter: z[rows] for parameter, z in self.gradients.items()}
+        size = len(range(self.size)[rows]) if isinstance(rows, slice) else len(rows)
+        return Formed(self.rules, gradients, size, self.precision)
+
+    def formed(self) -> Formed:
+        """Returns itself."""
+        return self
+
+
+Use = Recorded | Formed
+
+
+def condense(rule: Rule[Any], x: Any, dA: Tensor, undisturbed: Context = nullcontext) -> Use:
+    """Returns what to keep of a use until the clipping factors are known.
+
+    Called when the backward pass is at the layer, while ``x`` and ``dA`` are still in cache. Where the per-sample
+    gradients are formed, neither is held any longer.
+
+    Args:
+        rule: The rule of the layer.
+        x: Its input.
+        dA: The gradient of the loss with respect to its output.
+        undisturbed: Makes the context in which to form gradients.
+    """
+    if isinstance(rule, GhostRule) and not rule.forms(x, dA):
+        return Recorded(rule, x, dA)
+    with undisturbed():
+        return Formed.of(rule, x, dA)
+
+
+def merged(uses: Sequence[Use]) -> Use:
+    """Returns several uses, of one layer or of layers that share parameters, as one with the sum of their gradients."""
+    if len(uses) == 1:
+        return uses[0]
+    recorded = [use for use in uses if isinstance(use, Recorded)]
+    if len(recorded) == len(uses) and len({use.rule for use in recorded}) == 1:
+        rule = recorded[0].rule
+        if (one := rule.merge([(use.x, use.dA) for use in recorded])) is not None:
+            return condense(rule, *one)
+    return Formed.added(uses)
+
+
+def _check_complete(rule: Rule[Any], forgotten: Sequence[str]) -> None:
+    """A trained parameter that a rule forgot would be released as noise and never learn."""
+    if forgotten:
+        raise RuntimeError(
+            f"the rule of {type(rule.module).__name__} gives no gradient of {list(forgotten)}, which are being "
+            "trained: let it return them, or freeze them"
+        )
