@@ -2,9 +2,7 @@
 
 import copy
 import functools
-import gc
 import warnings
-import weakref
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from spectral_dp.gradients import GhostRule, LayerConfig, ModelGradients, register_rule
 from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.gradients.rules.registry import _RULES
-from spectral_dp.gradients.uses import Formed
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import clip_factors
 from spectral_dp.mechanism.filters import LowPassFilter
@@ -564,88 +561,6 @@ def test_a_dense_layer_stores_no_per_sample_gradients():
         batch.clipped_sums(batch.squared_norms().sum(0))
     gradients.remove()
     assert largest.numel <= 512 * 512
-
-
-class TokensThenOne(nn.Module):
-    """A block-circulant layer over many tokens, whose gradients are formed, and again over one, where they are not."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = BlockCirculantLinear(16, 16, 4)
-
-    def forward(self, x):
-        return self.layer(torch.tanh(self.layer(x)).mean(1))
-
-
-class TestCondensing:
-    """What is kept of a layer's use is decided when the backward pass is there."""
-
-    @pytest.fixture(autouse=True)
-    def always_form(self, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: True)
-
-    def test_formed_gradients_are_all_that_is_held(self):
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 2, 3), nn.GroupNorm(1, 2))
-        x = torch.randn(8, 1, 32, 32)
-        gradients = ModelGradients(model)
-        model(x).square().sum().backward()
-        captures = [c for used in gradients._recorder._captures.values() for c in used]
-        leaves = [leaf for c in captures for leaf in tree_leaves(list(vars(c.kept).values()))]
-        held = sum(leaf.numel() for leaf in leaves if torch.is_tensor(leaf))
-        gradients.remove()
-        assert len(captures) == 3
-        assert held == 8 * sum(p.numel() for p in model.parameters())
-        assert held < x.numel() / 8
-
-    def test_control_a_gram_layer_holds_its_input(self, monkeypatch):
-        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
-        with pytest.raises(AssertionError):
-            self.test_formed_gradients_are_all_that_is_held()
-
-    def test_uses_of_both_kinds_are_added_before_the_norm(self):
-        model = TokensThenOne().double()
-        x = torch.randn(4, 64, 16, dtype=torch.float64)
-        gradients = ModelGradients(model)
-        model(x).sum().backward()
-        kinds = [isinstance(c.kept, Formed) for c in gradients._recorder._captures[model.layer]]
-        gradients.remove()
-        assert sorted(kinds) == [False, True]
-        check(model, x)
-
-    @pytest.mark.parametrize("make", [small_cnn, lambda: TokensThenOne().double()])
-    def test_views_are_added_before_the_norm(self, make):
-        model = make()
-        is_cnn = isinstance(model, nn.Sequential)
-        x = images(6) if is_cnn else torch.randn(6, 64, 16, dtype=torch.float64)
-        gradients = ModelGradients(model)
-        out = model(x)
-        out.sum().backward()
-        norms = gradients.take(views=2).squared_norms().sum(0)
-        gradients.remove()
-        rows = sample_gradients(model, (x,), torch.ones_like(out))
-        expected = norm_of({name: g[0::2] + g[1::2] for name, g in rows.items()})
-        assert relative_error(norms, expected) < TOLERANCE
-
-    def test_gradients_are_formed_in_full_precision_and_unseen_by_autograd(self):
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
-        gradients = ModelGradients(model)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(torch.randn(4, 1, 8, 8)).square().sum()
-            loss.backward()
-        (capture,) = gradients._recorder._captures[model[0]]
-        gradients.remove()
-        z = capture.kept.gradients[model[0].weight]
-        assert z.dtype == torch.float32
-        assert not z.requires_grad
-
-    def test_the_hooks_do_not_keep_the_gradients_alive(self):
-        gradients = ModelGradients(model := nn.Sequential(nn.Conv2d(1, 2, 3)))
-        gone = weakref.ref(gradients)
-        out = model(torch.randn(2, 1, 8, 8))
-        del gradients
-        gc.collect()
-        assert gone() is None
-        out.sum().backward()  # of a graph that outlives them
 
 
 # Opacus: an independent implementation of per-sample gradients.

@@ -29,7 +29,7 @@ from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import differences
 from spectral_dp.gradients.rules.rule import Rule
-from spectral_dp.gradients.uses import Use, condense, merged
+from spectral_dp.gradients.uses import Formed, Use, condense, merged
 
 
 class Owner(NamedTuple):
@@ -212,7 +212,7 @@ class ModelGradients:
 
 
 class RecordedBatch:
-    """What one backward pass recorded: one use of every trained block, or none.
+    """What one backward pass recorded of every trained block.
 
     Args:
         gradients: Those of the model.
@@ -222,24 +222,28 @@ class RecordedBatch:
 
     def __init__(self, gradients: ModelGradients, uses: Mapping[nn.Module, list[Use]], views: int = 1) -> None:
         self._gradients = gradients
-        blocks = [
+        uses_of_blocks = [
             [view for _, rule in block for use in uses.get(rule.module, ()) for view in _views(use, views)]
             for block, _ in gradients.trained_blocks
         ]
-        self.size = self._common_size(blocks)
+        self.size = self._common_size(uses_of_blocks)
         with gradients._undisturbed():
-            self._uses = [merged(block) if block else None for block in blocks]
+            self._blocks = [merged(block) for block in uses_of_blocks]
+        self._added: dict[int, Formed] = {}
 
     @property
     def precision(self) -> float:
         """The unit of the coarsest arithmetic in which output gradients arrived."""
-        return max((use.precision for use in self._uses if use is not None), default=0.0)
+        return max((use.precision for block in self._blocks for use in block), default=0.0)
 
     def squared_norms(self) -> Tensor:
         """Returns ``||z_b||²`` of every trained block, ``(L, B)`` in float64; zeros where it was not used."""
         with self._gradients._undisturbed():
-            rows = [torch.zeros(self.size) if use is None else use.squared_norms() for use in self._uses]
-            return torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, self.size)
+            rows = [
+                self._use(i).squared_norms().double() if block else torch.zeros(self.size, dtype=torch.float64)
+                for i, block in enumerate(self._blocks)
+            ]
+            return torch.stack(rows) if rows else torch.zeros(0, self.size)
 
     def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
         """Returns ``sum_b c_b z_b`` of every trained parameter, used or not.
@@ -251,15 +255,24 @@ class RecordedBatch:
         """
         gradients = self._gradients
         sums: dict[nn.Parameter, Tensor] = {}
-        rules = (rule for use in self._uses if use is not None for rule in use.rules)
+        rules = (rule for block in self._blocks for use in block for rule in use.rules)
         counts = c.abs() >= max((torch.finfo(rule.dtype).tiny for rule in rules), default=0.0)
         all_count = bool(counts.all())
         with gradients._undisturbed():
-            for i, use in enumerate(self._uses):
-                if use is not None:
+            for i, block in enumerate(self._blocks):
+                if block:
                     row, count = (t if t.ndim == 1 else t[i] for t in (c, counts))
-                    sums |= _clipped_sums(use, row, None if all_count else count.nonzero().flatten())
+                    sums |= _clipped_sums(self._use(i), row, None if all_count else count.nonzero().flatten())
+                    self._added.pop(i, None)
             return {p: sums[p] if p in sums else gradients.zeros(p) for p in gradients.trained}
+
+    def _use(self, i: int) -> Use:
+        """The one use of a block; of several, their gradients added: formed for the norm, and held until the sum."""
+        if len(self._blocks[i]) == 1:
+            return self._blocks[i][0]
+        if i not in self._added:
+            self._added[i] = Formed.added(self._blocks[i])
+        return self._added[i]
 
     def _common_size(self, blocks: list[list[Use]]) -> int:
         names = {layer.rule: layer.name for block in self._gradients.blocks for layer in block}

@@ -168,16 +168,20 @@ def condense(rule: Rule[Any], x: Any, dA: Tensor, undisturbed: Context = nullcon
         return Formed.of(rule, x, dA)
 
 
-def merged(uses: Sequence[Use]) -> Use:
-    """Returns several uses, of one layer or of layers that share parameters, as one with the sum of their gradients."""
-    if len(uses) == 1:
-        return uses[0]
+def merged(uses: Sequence[Use]) -> Sequence[Use]:
+    """Returns several uses, of one layer or of layers that share parameters, as one where that takes no more memory.
+
+    So it is for gradients that are formed already, and for recorded uses of one layer whose kind can express the sum of
+    their gradients as one use. Others are returned as they are; see :meth:`Formed.added`.
+    """
     recorded = [use for use in uses if isinstance(use, Recorded)]
-    if len(recorded) == len(uses) and len({use.rule for use in recorded}) == 1:
+    if len(uses) > 1 and not recorded:
+        return [Formed.added(uses)]
+    if len(uses) > 1 and len(recorded) == len(uses) and len({use.rule for use in recorded}) == 1:
         rule = recorded[0].rule
         if (one := rule.merge([(use.x, use.dA) for use in recorded])) is not None:
-            return condense(rule, *one)
-    return Formed.added(uses)
+            return [condense(rule, *one)]
+    return uses
 
 
 def _check_complete(rule: Rule[Any], forgotten: Sequence[str]) -> None:
