@@ -76,11 +76,11 @@ class Projection:
         """Whether a matrix of the needed basis vectors beats transform and filter; the transform refuses half."""
         return self.gains.pre.numel() <= self.transform.matmul_limit and like.dtype in (torch.float32, torch.float64)
 
-    def _matrix(self, use: Literal["kept", "counted", "back"], like: Tensor) -> Tensor:
-        gains, key = self.gains, (use, like.dtype, like.device)
+    def _matrix(self, which: Literal["kept", "counted", "back"], like: Tensor) -> Tensor:
+        gains, key = self.gains, (which, like.dtype, like.device)
         if key not in self._matrices:
             basis = self.transform.basis(gains.pre.shape, dtype=like.dtype, device=like.device)
-            rows = (gains.counted if use == "counted" else gains.kept).flatten().to(like.device)
-            gain = (gains.post if use == "back" else gains.pre).flatten().to(like)
+            rows = (gains.counted if which == "counted" else gains.kept).flatten().to(like.device)
+            gain = (gains.post if which == "back" else gains.pre).flatten().to(like)
             self._matrices[key] = (gain[:, None] * basis)[rows]
         return self._matrices[key]

@@ -66,7 +66,7 @@ class KernelConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
         sums = {}
         if self.trains("weight"):
             plane, dA_plane, geometry = self._planes(x, dA)
-            total = conv_norms.weighted_gradient(plane, dA_plane, c.to(self.dtype), geometry, self.matrix(dA_plane))
+            total = conv_norms.weighted_gradient(plane, dA_plane, c, geometry, self.matrix(dA_plane))
             sums["weight"] = total.reshape(self.coefficient_shape("weight"))
         if self.trains("bias"):
             sums["bias"] = c.to(self.dtype) @ self._over_positions(dA)

@@ -2,7 +2,7 @@
 
 Shapes
     x           (B, Ci, H, W)       input of the layer
-    grad        (B, Co, Ho, Wo)     gradient of the loss with respect to its output ("dA")
+    dA          (B, Co, Ho, Wo)     gradient of the loss with respect to its output
     matrix      (M, kh*kw)          rows: kept basis vectors of the kernel plane times their pre-gains; None = identity
     c           (B,)                clipping factors
     z_b         (Co, Ci/groups, M)  projected weight gradient of sample b
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_dp.gradients.norms import PIECE, gram_matrices, rounded_up
-from spectral_dp.gradients.sums import in_chunks
+from spectral_dp.gradients.sums import in_chunks, weigh
 from spectral_dp.mechanism.clipping import underflow
 
 
@@ -45,14 +45,14 @@ class ConvGeometry(NamedTuple):
 # ---------------------------------------------------------------------------------------------- materialise
 
 
-def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
+def sample_gradients(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
     """All z_b, as (B, g, M, Cig, Cog).
 
     The kw horizontal shifts of the padded input are copied side by side once. Each kernel row is then a slice of
     that copy (a view when the vertical stride is 1) and one batched product (kw*Cig x T)(T x Cog) gives its kw taps.
     """
     (kh, kw), (sh, sw), _, (dh, dw), groups = geometry
-    batch, c_out, h_out, w_out = grad.shape
+    batch, c_out, h_out, w_out = dA.shape
     c_in_group, c_out_group = x.shape[1] // groups, c_out // groups
     row_span = (h_out - 1) * sh + 1
     in_work = kw * x.shape[1] * x.shape[2] * w_out + kh * kw * c_in_group * c_out
@@ -65,7 +65,7 @@ def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Te
         shifts = padded.as_strided(
             (n, groups, kw, c_in_group, padded.shape[2], w_out), (b, c * c_in_group, w * dw, c, h, w * sw)
         ).contiguous()
-        outer = grad[rows].reshape(n * groups, c_out_group, -1).transpose(1, 2)
+        outer = dA[rows].reshape(n * groups, c_out_group, -1).transpose(1, 2)
         taps = [
             torch.bmm(shifts[..., u * dh : u * dh + row_span : sh, :].reshape(n * groups, kw * c_in_group, -1), outer)
             for u in range(kh)
@@ -81,73 +81,67 @@ def sample_gradients(x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Te
 # ---------------------------------------------------------------------------------------------------- Gram
 
 
-def gram_squared_norms(x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
-    """Squared norms (B,): ||z_b||^2 = <A_b, Q_b> with the T x T Gram matrices A of the taps and Q of grad."""
+def gram_squared_norms(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
+    """Squared norms (B,): ||z_b||^2 = <A_b, Q_b> with the T x T Gram matrices A of the taps and Q of dA."""
     groups = geometry.groups
     if matrix is not None and _preserves_norms(matrix):
         matrix = None
     by_shifts = matrix is None and geometry.stride == (1, 1)
     tap_numbers = geometry.kernel[0] * geometry.kernel[1] * x.shape[1] // groups
-    positions = x.shape[2] * x.shape[3] if by_shifts else grad.shape[2] * grad.shape[3]
+    positions = x.shape[2] * x.shape[3] if by_shifts else dA.shape[2] * dA.shape[3]
 
     in_work = groups * 3 * positions**2 + (0 if by_shifts else (groups * PIECE + x.shape[1]) * positions)
     squared = []
     for rows in in_chunks(len(x), in_work, x):
         if by_shifts:
-            tap_gram, grad_gram = _shifted_grams(x[rows], grad[rows], geometry)
+            tap_gram, dA_gram = _shifted_grams(x[rows], dA[rows], geometry)
         else:
-            tap_gram, grad_gram = _filtered_grams(x[rows], grad[rows], geometry, matrix)
-        inner = torch.linalg.vecdot(tap_gram.flatten(1), grad_gram.flatten(1))
-        taps, outer = (gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for gram in (tap_gram, grad_gram))
-        inner = rounded_up(inner, taps, outer, tap_numbers, grad.shape[1] // groups, from_gram=True)
+            tap_gram, dA_gram = _filtered_grams(x[rows], dA[rows], geometry, matrix)
+        inner = torch.linalg.vecdot(tap_gram.flatten(1), dA_gram.flatten(1))
+        taps, outer = (gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for gram in (tap_gram, dA_gram))
+        inner = rounded_up(inner, taps, outer, tap_numbers, dA.shape[1] // groups, from_gram=True)
         squared.append(inner.view(-1, groups).sum(1))
     total = torch.cat(squared)
-    return total if matrix is None else _with_leakage(total, x, grad, geometry, matrix)
+    return total if matrix is None else _with_leakage(total, x, dA, geometry, matrix)
 
 
-def _with_leakage(squared: Tensor, x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Tensor) -> Tensor:
+def _with_leakage(squared: Tensor, x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor) -> Tensor:
     """Adds what rounding lets through the filter: ulps of the whole gradient, of which the norm sees only what is kept.
 
     A sample with all its power in dropped coordinates would otherwise have a norm, and a sum clipped by it, of nothing
-    but rounding errors. The gradient is at most sqrt(K) |x| |grad| long, and pre-gains lengthen its errors.
+    but rounding errors. The gradient is at most sqrt(K) |x| |dA| long, and pre-gains lengthen its errors.
     """
     taps = geometry.kernel[0] * geometry.kernel[1]
-    x_length, grad_length = (t.flatten(1).norm(dim=1) + underflow(t[0].numel(), t.dtype) for t in (x, grad))
+    x_length, dA_length = (t.flatten(1).norm(dim=1) + underflow(t[0].numel(), t.dtype) for t in (x, dA))
     gain = torch.linalg.vector_norm(matrix, dim=1).amax().clamp(min=1)
-    longest = gain * math.sqrt(taps) * x_length * grad_length
+    longest = gain * math.sqrt(taps) * x_length * dA_length
     return (squared.sqrt() + taps * torch.finfo(x.dtype).eps * longest).square()
 
 
-def weighted_gradient(
-    x: Tensor, grad: Tensor, c: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None
-) -> Tensor:
+def weighted_gradient(x: Tensor, dA: Tensor, c: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
     """sum_b c_b z_b (Co, Cig, M): the native weight gradient with the smaller operand weighted, then projected."""
     kernel, stride, padding, dilation, groups = geometry
-    scale = c.view(-1, 1, 1, 1)
-    if x.numel() < grad.numel():
-        x = x * scale
-    else:
-        grad = grad * scale
-    shape_only = x.new_empty(1).expand(grad.shape[1], x.shape[1] // groups, *kernel)
+    x, dA = weigh(x, dA, c)
+    shape_only = x.new_empty(1).expand(dA.shape[1], x.shape[1] // groups, *kernel)
     total = torch.ops.aten.convolution_backward(
-        grad, x, shape_only, None, stride, padding, dilation, False, (0, 0), groups, (False, True, False)
+        dA, x, shape_only, None, stride, padding, dilation, False, (0, 0), groups, (False, True, False)
     )[1].flatten(2)
     return total if matrix is None else total @ matrix.T
 
 
-def _shifted_grams(x: Tensor, grad: Tensor, geometry: ConvGeometry) -> tuple[Tensor, Tensor]:
+def _shifted_grams(x: Tensor, dA: Tensor, geometry: ConvGeometry) -> tuple[Tensor, Tensor]:
     """A and Q for stride 1 and no filter, on output rows widened to the padded width (the surplus of Q is zero).
 
     On that grid tap (u, v) is the flat offset u*dh*Wp + v*dw, so A is the Gram matrix of the padded input summed
     over diagonal shifts: along the kernel's width, then along its height.
     """
     (kh, kw), _, (_, pw), (dh, dw), groups = geometry
-    h_out, w_out = grad.shape[2:]
+    h_out, w_out = dA.shape[2:]
     width = x.shape[3] + 2 * pw
     length = (h_out - 1) * width + w_out
     inner = _pad(x, geometry).reshape(len(x) * groups, x.shape[1] // groups, -1)
-    outer = F.pad(grad, (0, width - w_out)) if width > w_out else grad
-    outer = outer.reshape(len(grad) * groups, grad.shape[1] // groups, -1)[..., :length]
+    outer = F.pad(dA, (0, width - w_out)) if width > w_out else dA
+    outer = outer.reshape(len(dA) * groups, dA.shape[1] // groups, -1)[..., :length]
     gram = gram_matrices(inner.mT)
     gram = _sum_diagonal_shifts(gram, kw, dw)
     gram = _sum_diagonal_shifts(gram, kh, dh * width)
@@ -166,12 +160,12 @@ def _sum_diagonal_shifts(gram: Tensor, count: int, step: int) -> Tensor:
     return total
 
 
-def _filtered_grams(x: Tensor, grad: Tensor, geometry: ConvGeometry, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
+def _filtered_grams(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
     """A and Q for any stride and filter; A accumulates over the M filtered inputs."""
     groups = geometry.groups
-    outer = grad.reshape(len(grad) * groups, grad.shape[1] // groups, -1)
+    outer = dA.reshape(len(dA) * groups, dA.shape[1] // groups, -1)
     gram = x.new_zeros(len(outer), outer.shape[2], outer.shape[2])
-    inputs = _filtered_inputs(x, grad.shape[2:], geometry, matrix)
+    inputs = _filtered_inputs(x, dA.shape[2:], geometry, matrix)
     inners = (filtered.reshape(len(x) * groups, x.shape[1] // groups, -1) for filtered in inputs)
     # Several in one product: to add them up one after the other loses more than the rounding guard in large kernels.
     while some := list(itertools.islice(inners, max(1, PIECE * groups // x.shape[1]))):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spectral_dp.gradients.recording.recorder import Call
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import differences
-from spectral_dp.gradients.rules.rerun import NotPerSampleError, Rerun, State, left_as_it_was
+from spectral_dp.gradients.rules.rerun import NamedTensors, NotPerSampleError, Rerun, left_as_it_was
 from spectral_dp.gradients.rules.rule import Rule
 
 #: How far (relative to the largest) outputs of one sample alone may be from those in its batch, computed alike.
@@ -80,7 +80,7 @@ class FallbackRule(Rule[nn.Module]):
         # A few samples only: numbers so large that rounding decides. No record may stop a run; these count as zero.
         return {name: g.masked_fill(differ.view(-1, *[1] * (g.ndim - 1)), math.nan) for name, g in gradients.items()}
 
-    def _state(self, call: Call) -> tuple[State, State]:
+    def _state(self, call: Call) -> tuple[NamedTensors, NamedTensors]:
         """The parameters that are trained, and the rest; buffers as the forward pass left them, in copies."""
         rest = {name: p.detach().to(self.dtype) for name, p in self.parameters().items()}
         trained = {name: rest.pop(name) for name, p in self.parameters().items() if p.requires_grad}
@@ -90,7 +90,7 @@ class FallbackRule(Rule[nn.Module]):
             rest[name] = value.to(self.dtype) if is_half else value
         return trained, rest
 
-    def _alone(self, run: Rerun, trained: State, rest: State, dA: Tensor) -> tuple[State, Tensor]:
+    def _alone(self, run: Rerun, trained: NamedTensors, rest: NamedTensors, dA: Tensor) -> tuple[NamedTensors, Tensor]:
         try:
             return run.side_by_side(trained, rest, dA)
         except NotPerSampleError:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from spectral_dp.gradients.recording.recorder import Call
 
-State = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 
 class NotPerSampleError(RuntimeError):
@@ -44,15 +44,15 @@ class Rerun:
         self._leaves = [_prepared(v, dtype) for v in self._leaves]
         self._inputs = [v for v, is_batched in zip(self._leaves, self._is_batched, strict=True) if is_batched]
 
-    def together(self, trained: State, rest: State) -> Tensor:
+    def together(self, trained: NamedTensors, rest: NamedTensors) -> Tensor:
         """Output of the whole batch."""
         return self._forward(trained, _copies(rest), self._inputs)
 
-    def side_by_side(self, trained: State, rest: State, dA: Tensor) -> tuple[State, Tensor]:
+    def side_by_side(self, trained: NamedTensors, rest: NamedTensors, dA: Tensor) -> tuple[NamedTensors, Tensor]:
         """Per-sample gradients of ``<output, dA>`` and the outputs of each sample alone, all at once."""
         return vmap(grad(self._of_sample, has_aux=True), in_dims=(None, None, 0, 0))(trained, rest, self._inputs, dA)
 
-    def one_by_one(self, trained: State, rest: State, dA: Tensor) -> tuple[State, Tensor]:
+    def one_by_one(self, trained: NamedTensors, rest: NamedTensors, dA: Tensor) -> tuple[NamedTensors, Tensor]:
         """The same in a loop with plain autograd, which runs what ``torch.func`` cannot."""
         rows = []
         for b in range(self._samples):
@@ -64,7 +64,9 @@ class Rerun:
         *columns, outputs = (torch.stack(column) for column in zip(*rows, strict=True))
         return dict(zip(trained, columns, strict=True)), outputs
 
-    def _of_sample(self, trained: State, rest: State, inputs: list[Tensor], dA_b: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_sample(
+        self, trained: NamedTensors, rest: NamedTensors, inputs: list[Tensor], dA_b: Tensor
+    ) -> tuple[Tensor, Tensor]:
         output = self._forward(trained, rest, [v[None] for v in inputs])
         if output.shape != (1, *dA_b.shape):  # without numbers: the second may have the realised batch size in it
             raise NotPerSampleError(
@@ -73,7 +75,7 @@ class Rerun:
             )
         return (output * dA_b[None]).sum(), output[0]
 
-    def _forward(self, trained: State, rest: State, inputs: list[Tensor]) -> Tensor:
+    def _forward(self, trained: NamedTensors, rest: NamedTensors, inputs: list[Tensor]) -> Tensor:
         remaining = iter(inputs)
         leaves = [next(remaining) if b else v for v, b in zip(self._leaves, self._is_batched, strict=True)]
         state = {f"module.{name}": value for name, value in {**rest, **trained}.items()}
@@ -137,5 +139,5 @@ def _prepared(value: Any, dtype: torch.dtype) -> Any:
     return value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
 
 
-def _copies(state: State) -> State:
+def _copies(state: NamedTensors) -> NamedTensors:
     return {name: value.clone() for name, value in state.items()}
