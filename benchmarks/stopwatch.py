@@ -87,7 +87,7 @@ class PrivateTraining:
         with ExitStack() as stack:
             for owner, name in ((RecordedBatch, "squared_norms"), (RecordedBatch, "clipped_sums")):
                 stack.enter_context(_watched(owner, name, times))
-            stack.enter_context(_watched(self._optimizer.original, "step", times))
+            stack.enter_context(_watched(self._optimizer.original_optimizer, "step", times))
             with _timed(times, "private step"):
                 self._optimizer.step()
         with _timed(times, "zero_grad"):

@@ -409,7 +409,7 @@ class TestAccounting:
         train(model, optimizer, loader)
         model, optimizer, loader = engine.make_private(
             module=model,
-            optimizer=optimizer.original,
+            optimizer=optimizer.original_optimizer,
             data_loader=DataLoader(task(), batch_size=80),
             noise_multiplier=1.5,
             max_grad_norm=1.0,
@@ -464,7 +464,7 @@ class TestAccounting:
         train(model, optimizer, loader)
         model, optimizer, loader = engine.make_private(
             module=model,
-            optimizer=optimizer.original,
+            optimizer=optimizer.original_optimizer,
             data_loader=DataLoader(task(), batch_size=BATCH),
             noise_multiplier=optimizer.noise_multiplier / 1.1,
             max_grad_norm=1.0,

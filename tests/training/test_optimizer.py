@@ -209,7 +209,7 @@ class TestOneStep:
         for data, k in ((x, 1), (views, 3)):
             model, optimizer = self.make(model, views=k)
             optimizer.zero_grad()
-            optimizer.original.param_groups[0]["lr"] = 0.0
+            optimizer.original_optimizer.param_groups[0]["lr"] = 0.0
             self.loss(model, data).mean().backward()
             optimizer.step()
             released.append([p.grad.clone() for p in model.parameters()])

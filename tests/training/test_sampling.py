@@ -263,7 +263,7 @@ def test_options_of_the_loader_are_kept():
         generator=generator,
         drop_last=True,
     )
-    inner = PoissonLoader.from_data_loader(given)._inner
+    inner = PoissonLoader.from_data_loader(given)
     for name in ("dataset", "collate_fn", "num_workers", "worker_init_fn", "timeout", "prefetch_factor"):
         assert getattr(inner, name) == getattr(given, name)
     assert inner.persistent_workers

@@ -170,7 +170,6 @@ class PrivacyEngine:
                 loader.read,
                 loader.collate,
                 are_alike=loader.collate_fn is default_collate,
-                max_batch_size=max_physical_batch_size if isinstance(loader, PoissonLoader) else loader.batch_size,
                 with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,
             ).batches
         run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
@@ -263,7 +262,7 @@ class PrivacyEngine:
             raise ValueError("the model has no trainable parameter: unfreeze one with requires_grad_(True)")
         if optimizer is not None:
             if isinstance(optimizer, PrivateOptimizer):
-                raise ValueError("the optimizer is private already: give the one it wraps, optimizer.original")
+                raise ValueError("the optimizer is private already: give the one it wraps, optimizer.original_optimizer")
             own = set(module.parameters())
             foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
             if foreign:

@@ -20,6 +20,7 @@ from spectral_dp.mechanism.clipping import Clipped, Clipping, NonFiniteWarning
 from spectral_dp.mechanism.noise import NoiseSource
 from spectral_dp.mechanism.perturbation import add_noise
 from spectral_dp.relations import Relation
+from spectral_dp.training.opacus_names import OpacusNames
 from spectral_dp.training.sampling import PhysicalBatch
 
 LossReduction = Literal["mean", "sum"]
@@ -34,7 +35,7 @@ _REMEDY = (
 )
 
 
-class PrivateOptimizer(Optimizer):
+class PrivateOptimizer(OpacusNames, Optimizer):
     """Wraps an optimizer so that every step uses the released gradient and nothing else.
 
     It shares parameter groups and state with the wrapped optimizer, so learning-rate schedulers act on either.
@@ -85,7 +86,7 @@ class PrivateOptimizer(Optimizer):
             raise ValueError(f"expected_batch_size must be finite and positive, got {expected_batch_size}")
         if views < 1:
             raise ValueError(f"views must be at least 1, got {views}")
-        self.original = optimizer
+        self.original_optimizer = optimizer
         self.gradients = gradients
         self.clipping = clipping
         self.noise_multiplier = noise_multiplier
@@ -103,7 +104,7 @@ class PrivateOptimizer(Optimizer):
         self._consumed: PhysicalBatch | None = None
         self._pieces = 0  # of the logical step, summed so far
         self._read_only: int | None = None  # the last epoch of which a batch was read without training
-        self._bounded_by: tuple[Clipping, tuple[int, ...]] | None = None
+        self._bounded_by: tuple[Clipping, float, tuple[int, ...]] | None = None
         self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # the last one, and how often it had been changed
         self._check_parameters()
         for name in dir(Optimizer):  # hooks belong to the wrapped optimizer, whose step it is
@@ -116,38 +117,38 @@ class PrivateOptimizer(Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups of the wrapped optimizer."""
-        return self.original.param_groups
+        return self.original_optimizer.param_groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.original.param_groups = groups
+        self.original_optimizer.param_groups = groups
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:
         """The state of the wrapped optimizer."""
-        return self.original.state
+        return self.original_optimizer.state
 
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
-        self.original.state = state
+        self.original_optimizer.state = state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         """The defaults of the wrapped optimizer."""
-        return self.original.defaults
+        return self.original_optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the wrapped optimizer."""
-        return self.original.state_dict()
+        return self.original_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the wrapped optimizer."""
-        self.original.load_state_dict(state_dict)
+        self.original_optimizer.load_state_dict(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients and what backward passes have recorded; the sums of the logical step so far are kept."""
         self.gradients.discard()
-        self.original.zero_grad(set_to_none)
+        self.original_optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model to the wrapped optimizer."""
@@ -155,13 +156,13 @@ class PrivateOptimizer(Optimizer):
         for parameter in [given] if isinstance(given, Tensor) else given:
             if parameter not in self.gradients.parameters:
                 raise ValueError("only parameters that the model had when it was made private can be trained privately")
-        self.original.add_param_group(param_group)
+        self.original_optimizer.add_param_group(param_group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrivateOptimizer:
         raise TypeError("a private optimizer belongs to one run and its ledger: copy the model, or save a checkpoint")
 
     def __repr__(self) -> str:
-        return f"PrivateOptimizer({self.original!r}, {self.clipping}, noise_multiplier={self.noise_multiplier:g})"
+        return f"PrivateOptimizer({self.original_optimizer!r}, {self.clipping}, noise_multiplier={self.noise_multiplier:g})"
 
     @property
     def is_within_step(self) -> bool:
@@ -194,7 +195,7 @@ class PrivateOptimizer(Optimizer):
         if current is None or current.is_last:
             self._release()
             self._check_only_released()
-            self.original.step()
+            self.original_optimizer.step()
         return loss
 
     @torch.no_grad()
@@ -307,11 +308,12 @@ class PrivateOptimizer(Optimizer):
 
     def _check_unchanged(self, *, begins: bool) -> None:
         """All samples of a logical step are bounded alike, and noised by the same bounds."""
-        now = (self.clipping, tuple(map(id, self.gradients.trained)))
+        now = (self.clipping, self.noise_multiplier, tuple(map(id, self.gradients.trained)))
         if not begins and now != self._bounded_by:
             raise RuntimeError(
-                "clipping, or what is trained, was changed within a logical step: change it after a step() that "
-                "released, when loader.current.is_last"
+                "clipping, noise, or what is trained, was changed within a logical step: how many pieces a step has is "
+                "secret, so a schedule must not follow it. Change it after a step() that released, when "
+                "loader.current.is_last, or once an epoch"
             )
         self._bounded_by = now
 

@@ -68,35 +68,36 @@ class PhysicalBatch:
     is_rehearsal: bool = False
 
 
-class _HandsOut:
+class _HandsOut(DataLoader[Any]):
     """What both loaders have in common: who is asked before the first batch, and after every batch.
+
+    Both are instances of ``DataLoader``, with the attributes that scripts read; batches come from their own
+    ``__iter__`` only.
 
     Attributes:
         current: The :class:`PhysicalBatch` handed out last; ``None`` before the first.
         stop_when: Asked before every logical step; ends the iteration if it says so.
         rehearse: Gives the batches to hand out before the first, each after its size; none when there is nothing to
-            rehearse.
+            rehearse. Is told how many records to hand out at once at most.
         settle: Told of every batch when the loop comes back for the next one.
     """
 
-    dataset: Dataset[Any]
-    collate_fn: Callable[[list[Any]], Any]
-    _loads: DataLoader[Any]  # the batches
+    current: PhysicalBatch | None
+    stop_when: Callable[[], bool]
+    rehearse: Callable[[int | None], Iterable[tuple[int, Any]]]
+    settle: Callable[[PhysicalBatch], None]
 
-    def __init__(self) -> None:
-        self.current: PhysicalBatch | None = None
-        self.stop_when: Callable[[], bool] = _never
-        self.rehearse: Callable[[], Iterable[tuple[int, Any]]] = list
-        self.settle: Callable[[PhysicalBatch], None] = _ignore
+    def _ask_nobody(self) -> None:
+        self.current, self.stop_when, self.rehearse, self.settle = None, _never, _nothing, _ignore
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """Returns single records, read where batches are: a dataset may be set up, or open its files, in a worker.
 
         A file that this process has opened would be shared by the workers that are forked from it.
         """
-        if not self._loads.num_workers:
+        if not self.num_workers:
             return [self.dataset[i] for i in indices]
-        options: dict[str, Any] = {name: getattr(self._loads, name) for name in _AS_WORKERS}
+        options: dict[str, Any] = {name: getattr(self, name) for name in _AS_WORKERS}
         return list(
             DataLoader(self.dataset, batch_size=None, sampler=indices, collate_fn=_as_it_is, num_workers=1, **options)
         )
@@ -106,8 +107,8 @@ class _HandsOut:
         yield batch
         self.settle(description)
 
-    def _rehearsals(self, step: tuple[int, int]) -> Iterator[Any]:
-        for piece, (size, batch) in enumerate(self.rehearse()):
+    def _rehearsals(self, step: tuple[int, int], max_batch_size: int | None) -> Iterator[Any]:
+        for piece, (size, batch) in enumerate(self.rehearse(max_batch_size)):
             yield from self._hand_out(batch, PhysicalBatch(size, False, step, piece, is_rehearsal=True))
 
     def collate(self, records: list[Any]) -> Any:
@@ -174,9 +175,8 @@ class PoissonLoader(_HandsOut):
                 f"batches drawn from seed {seed} are known to whoever knows the seed, so sampling does not amplify "
                 "privacy: leave the seed out, or pass reproducibility_over_privacy=True for an experiment"
             )
-        super().__init__()
         refuse_repeated_records(dataset)
-        self.dataset = dataset
+        self._ask_nobody()
         self._batch_size = batch_size
         self.max_physical_batch_size = max_physical_batch_size
         self.is_private = seed is None
@@ -184,8 +184,8 @@ class PoissonLoader(_HandsOut):
         self._size, self._seed, self._feed = size, seed, _Feed()
         like = DataLoader(dataset) if like is None else like
         options: dict[str, Any] = {name: getattr(like, name) for name in _KEPT}
-        self._inner = self._loads = DataLoader(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
-        self.collate_fn = like.collate_fn
+        super().__init__(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
+        vars(self)["batch_size"] = batch_size  # a DataLoader lets nobody set it from now on
         self._plain = like.collate_fn is default_collate and not (like.num_workers or like.pin_memory)
         if self.may_be_empty:
             self._empty_batch()  # where this fails, it should now, and not in the middle of a run
@@ -206,24 +206,22 @@ class PoissonLoader(_HandsOut):
         which a new one is made. For the other arguments see the class.
         """
         if isinstance(data_loader, PoissonLoader):
-            batch_size, like = data_loader.batch_size, data_loader._inner
+            batch_size = data_loader.expected_batch_size
         else:
-            batch_size, like = _expected_batch_size(data_loader), data_loader
+            batch_size = _expected_batch_size(data_loader)
         return cls(
             data_loader.dataset,
             batch_size=batch_size,
             max_physical_batch_size=max_physical_batch_size,
             seed=seed,
             reproducibility_over_privacy=reproducibility_over_privacy,
-            like=like,
+            like=data_loader,
         )
 
     @property
-    def batch_size(self) -> float:
-        """The expected size of a logical batch. The ledger and the divisor are built on it: it cannot be changed."""
+    def expected_batch_size(self) -> float:
+        """``batch_size``, which is that of a logical batch. The ledger and the divisor are built on it."""
         return self._batch_size
-
-    expected_batch_size = batch_size
 
     @property
     def may_be_empty(self) -> bool:
@@ -232,16 +230,16 @@ class PoissonLoader(_HandsOut):
 
     @property
     def sample_rate(self) -> float:
-        """``q``; see :attr:`batch_size`."""
+        """``q``; see :attr:`expected_batch_size`."""
         return self._batch_size / self._size
 
     def __len__(self) -> int:
-        return math.ceil(round(self._size / self.batch_size, 9))  # rounded: N / (N * (1 / 49)) is a little above 49
+        return math.ceil(round(self._size / self._batch_size, 9))  # rounded: N / (N * (1 / 49)) is a little above 49
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises an iterator of its own
         self.position = self._start
         if not self.stop_when():
-            yield from self._rehearsals(self._start)
+            yield from self._rehearsals(self._start, self.max_physical_batch_size)
         epoch, step = self.position = self._start  # only now: meanwhile the loop may have read an epoch
         self._start = (epoch + 1, 0)  # an epoch that is broken off is over: its coins are never tossed again
         plan, ahead = itertools.tee(self._draw(epoch, step))  # workers prefetch, so loading runs ahead of the plan
@@ -270,8 +268,8 @@ class PoissonLoader(_HandsOut):
         if self._plain and (whole_batch := by_index(self.dataset)):  # equal to what the inner loader would give
             return map(whole_batch, map(torch.from_numpy, index_lists))
         self._feed.index_lists = (indices.tolist() for indices in index_lists)
-        loaded = iter(self._inner)
-        del self._feed.index_lists  # taken over; a loader that holds it could not be copied or pickled
+        loaded = super().__iter__()
+        self._feed.index_lists = None  # taken over; a loader that holds it could not be copied or pickled
         return loaded
 
     def state_dict(self) -> dict[str, Any]:
@@ -282,7 +280,7 @@ class PoissonLoader(_HandsOut):
         on with the very batches that would have followed.
         """
         (epoch, step), seed = self.position, self._seed
-        return {"epoch": epoch, "step": step, "size": self._size, "batch_size": self.batch_size, "seed": seed}
+        return {"epoch": epoch, "step": step, "size": self._size, "batch_size": self._batch_size, "seed": seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a saved position: the next iteration yields only the rest of that epoch."""
@@ -305,18 +303,18 @@ class CountingLoader(_HandsOut):
     """A ``DataLoader`` used as it is, every batch a logical step; says how many samples each batch holds."""
 
     def __init__(self, data_loader: DataLoader[Any]) -> None:
-        super().__init__()
         refuse_repeated_records(data_loader.dataset)
-        self.data_loader = self._loads = data_loader
-        self.dataset, self.collate_fn = data_loader.dataset, data_loader.collate_fn
+        vars(self).update(vars(data_loader))  # reads like that one; whatever it is, it makes its batches itself
+        self._ask_nobody()
+        self.data_loader = data_loader
         self._epoch = 0
 
     def __len__(self) -> int:
         return len(self.data_loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises an iterator of its own
         if not self.stop_when():
-            yield from self._rehearsals((self._epoch + 1, 0))
+            yield from self._rehearsals((self._epoch + 1, 0), self.batch_size)
         self._epoch += 1
         for step, batch in enumerate(self.data_loader):
             if self.stop_when():
@@ -336,16 +334,30 @@ def _never() -> bool:
     return False
 
 
+def _nothing(_: int | None) -> list[tuple[int, Any]]:
+    return []
+
+
 def _ignore(_: PhysicalBatch) -> None:
     pass
 
 
 class _Feed:
-    """The batch sampler of the inner loader, which outlives an epoch because its workers may: set anew for each."""
+    """The batch sampler of a Poisson loader, which outlives an epoch because its workers may: set anew for each.
 
-    index_lists: Iterator[list[int]] = iter(())
+    Nobody else can draw from it: batches that the loader did not hand out are not what the ledger accounts for.
+    """
+
+    index_lists: Iterator[list[int]] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self.index_lists is None:
+            raise RuntimeError(
+                "a private loader draws its batches itself, and hands out each of them once: iterate over the loader "
+                "that make_private returned, not over its batch_sampler or a DataLoader made from it. For smaller "
+                "physical batches give make_private max_physical_batch_size, or import BatchMemoryManager from "
+                "spectral_dp.utils.batch_memory_manager"
+            )
         return self.index_lists
 
 

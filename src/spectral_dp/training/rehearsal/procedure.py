@@ -33,6 +33,7 @@ import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -115,7 +116,6 @@ class Rehearsal:
         read: Returns the records with these numbers.
         collate: Makes a batch of records.
         are_alike: Whether all records are of one shape, as torch's own ``collate_fn`` requires.
-        max_batch_size: The most records to hand out at once.
         with_empty_batch: Whether to hand out an empty batch as well, because the run will meet some.
     """
 
@@ -127,15 +127,13 @@ class Rehearsal:
         collate: Callable[[list[Any]], Any],
         *,
         are_alike: bool = False,
-        max_batch_size: int | None = None,
         with_empty_batch: bool = False,
     ) -> None:
         self._optimizer, self._collate = optimizer, collate
         self._gradients: ModelGradients = optimizer.gradients
         self._are_alike = are_alike
-        self._large = min(_LARGE, max_batch_size or _LARGE)
-        self._small = max(2, min(_SMALL, self._large - 1))
-        self._choice = Choice(size, read, collate, are_alike=are_alike, large=self._large, small=self._small)
+        self._choose = partial(Choice, size, read, collate, are_alike=are_alike)
+        self._fit_into(None)
         self._with_empty_batch = with_empty_batch
         self._schedulers: list[LRScheduler] | None = None
         self._observed: list[Observation] = []
@@ -152,13 +150,15 @@ class Rehearsal:
         self._open = ExitStack()  # what is to be put back
         optimizer.rehearsal = self._observe
 
-    def batches(self) -> Iterator[tuple[int, Any]]:
+    def batches(self, max_batch_size: int | None = None) -> Iterator[tuple[int, Any]]:
         """Yields size and content of each batch that is still to be rehearsed; the loop must step each of them.
 
         An iteration that is broken off is gone on with by the next. Yields nothing under ``torch.no_grad()``, where
         nobody trains.
         """
         self._open.close()  # of an iterator that somebody still holds: puts everything back now, and not when it dies
+        if self._next is _BEGIN:
+            self._fit_into(max_batch_size)
         if self._failure is not None:
             raise self._failure
         while self._next is not None and torch.is_grad_enabled():
@@ -168,6 +168,11 @@ class Rehearsal:
                     return  # read without training
             with generators_kept():  # a dataset may draw from them
                 self._advance()
+
+    def _fit_into(self, max_batch_size: int | None) -> None:
+        self._large = min(_LARGE, max_batch_size or _LARGE)
+        self._small = max(2, min(_SMALL, self._large - 1))
+        self._choice: Choice = self._choose(large=self._large, small=self._small)
 
     def _advance(self) -> None:
         """Shows the script what was observed (the loader has seen to it that the batch was stepped), and goes on."""
@@ -181,7 +186,7 @@ class Rehearsal:
 
     def _hand_out(self, request: _Pass) -> Iterator[tuple[int, Any]]:
         model, optimizer = self._gradients.model, self._optimizer
-        optimizers = (optimizer, optimizer.original)
+        optimizers = (optimizer, optimizer.original_optimizer)
         if self._schedulers is None:
             self._schedulers = schedulers_of(optimizers)
         follow = traced(model, len(request.records), optimizer.views, request.position)
