@@ -60,7 +60,7 @@ class TestFiles:
         with pytest.raises(CheckpointError, match="version 99"):
             checkpoint.load(tmp_path / "future.pt")
         torch.save({"format": checkpoint.FORMAT, "version": 1, "ledger": {}}, tmp_path / "before.pt")
-        with pytest.raises(CheckpointError, match=r"version 1, this library reads 2.*start a new run"):
+        with pytest.raises(CheckpointError, match=r"version 1, this library reads 3.*start a new run"):
             checkpoint.load(tmp_path / "before.pt")
 
     def test_a_flipped_bit_is_refused(self, tmp_path):

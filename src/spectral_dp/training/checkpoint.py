@@ -19,7 +19,7 @@ import torch
 from spectral_dp.files import whole_file
 
 FORMAT = "spectral-dp checkpoint"
-VERSION = 2  # 1, which was never published, had no seal, and its ledger no identity
+VERSION = 3  # 1 and 2, which were never published, had no seal and no schedules
 
 
 class CheckpointError(ValueError):

@@ -8,10 +8,10 @@ accounting, checkpoint.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, overload
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import (
     DataLoader,
@@ -33,10 +33,21 @@ from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.relations import Relation
 from spectral_dp.training import checkpoint
 from spectral_dp.training.config import SpectralConfig
+from spectral_dp.training.criterion import GhostMode, PlainMode, PrivateCriterion, check_mode
 from spectral_dp.training.optimizer import LossReduction, PrivateOptimizer
 from spectral_dp.training.rehearsal import Rehearsal
 from spectral_dp.training.run import Run
 from spectral_dp.training.sampling import CountingLoader, PhysicalBatch, PoissonLoader
+from spectral_dp.training.schedulers import (
+    Scheduler,
+    require_same_schedulers,
+    restore_schedulers,
+    scheduler_states,
+)
+
+PrivateLoader: TypeAlias = PoissonLoader | CountingLoader
+PrivateParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateLoader]
+GhostParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateCriterion, PrivateLoader]
 
 
 class PrivacyEngine:
@@ -75,15 +86,16 @@ class PrivacyEngine:
         )
         self._run: Run | None = None
 
+    @overload
     def make_private(
         self,
         *,
         module: nn.Module,
         optimizer: Optimizer,
-        data_loader: DataLoader[Any] | PoissonLoader,
+        data_loader: DataLoader[Any],
         noise_multiplier: float,
         max_grad_norm: float | Sequence[float],
-        criterion: Any = None,
+        criterion: Callable[..., Tensor] | None = None,
         batch_first: bool = True,
         loss_reduction: LossReduction = "mean",
         poisson_sampling: bool = True,
@@ -95,11 +107,63 @@ class PrivacyEngine:
         sample_rate: float | None = None,
         rehearsal: bool = True,
         noise_generator: None = None,
-        grad_sample_mode: str = "hooks",
+        grad_sample_mode: PlainMode = "hooks",
         wrap_model: bool = True,
         rand_on_empty: bool = False,
-    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | CountingLoader]:
-        """Returns the private model, optimizer and data loader.
+    ) -> PrivateParts: ...
+
+    @overload
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float | Sequence[float],
+        criterion: Callable[..., Tensor] | None = None,
+        batch_first: bool = True,
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        clipping: ClippingName | Clipping = "flat",
+        noise_allocation: Literal["uniform", "optimal"] = "uniform",
+        spectral: SpectralConfig | None = None,
+        max_physical_batch_size: int | None = None,
+        augmentation_multiplicity: int = 1,
+        sample_rate: float | None = None,
+        rehearsal: bool = True,
+        noise_generator: None = None,
+        grad_sample_mode: GhostMode,
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+    ) -> GhostParts: ...
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float | Sequence[float],
+        criterion: Callable[..., Tensor] | None = None,
+        batch_first: bool = True,
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        clipping: ClippingName | Clipping = "flat",
+        noise_allocation: Literal["uniform", "optimal"] = "uniform",
+        spectral: SpectralConfig | None = None,
+        max_physical_batch_size: int | None = None,
+        augmentation_multiplicity: int = 1,
+        sample_rate: float | None = None,
+        rehearsal: bool = True,
+        noise_generator: None = None,
+        grad_sample_mode: PlainMode | GhostMode = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+    ) -> PrivateParts | GhostParts:
+        """Returns the private model, optimizer and data loader; with ``grad_sample_mode="ghost"`` model, optimizer,
+        criterion and data loader, as Opacus does.
 
         The model is the given one: watched from now on, but an ordinary module.
 
@@ -123,12 +187,16 @@ class PrivacyEngine:
             rehearsal: Begin the first epoch with a few small batches that show whether the loop treats every record by
                 itself, and raise an error if it does not (see ``docs/sharp-edges.md``). False takes your word for it.
             noise_generator: Refused: a generator's noise can be predicted. See ``seed`` of the engine.
-            grad_sample_mode: Taken for Opacus' sake, without effect.
+            grad_sample_mode: One of Opacus' modes. They all compute the same here; ``"ghost"`` returns the criterion,
+                too, as a :class:`~spectral_dp.training.criterion.PrivateCriterion`, which is safe with class weights
+                and ignored labels.
             wrap_model: Taken for Opacus' sake, without effect: models are never wrapped.
             rand_on_empty: Taken for Opacus' sake, without effect.
             sample_rate: With ``poisson_sampling=False`` it must be 1, and the engine's relation replace-one: all that
                 can be said of a loader that goes through the data in order or shuffled.
         """
+        check_mode(grad_sample_mode)
+        loss = PrivateCriterion(criterion, loss_reduction) if grad_sample_mode == "ghost" else None
         plan = None
         if self._run is not None:  # a second call starts another run, on the same ledger and within the same budget
             plan = self._run.plan
@@ -139,7 +207,8 @@ class PrivacyEngine:
                 "noise from a generator can be predicted: leave noise_generator out, or for an experiment use "
                 "PrivacyEngine(seed=..., reproducibility_over_privacy=True)"
             )
-        _check_criterion(criterion, loss_reduction)
+        if loss is None:
+            _check_criterion(criterion, loss_reduction)
         if not batch_first:
             raise ValueError(
                 "samples must be numbered by the first dimension: use batch_first=True, and layers likewise"
@@ -174,21 +243,93 @@ class PrivacyEngine:
             ).batches
         run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
         run.follow(plan)
-        return module, private, loader
+        return (module, private, loader) if loss is None else (module, private, loss, loader)
+
+    @overload
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float | Sequence[float],
+        criterion: Callable[..., Tensor] | None = None,
+        batch_first: bool = True,
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        clipping: ClippingName | Clipping = "flat",
+        noise_allocation: Literal["uniform", "optimal"] = "uniform",
+        spectral: SpectralConfig | None = None,
+        max_physical_batch_size: int | None = None,
+        augmentation_multiplicity: int = 1,
+        sample_rate: float | None = None,
+        rehearsal: bool = True,
+        noise_generator: None = None,
+        grad_sample_mode: PlainMode = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+        stop_at_budget: bool = False,
+    ) -> PrivateParts: ...
+
+    @overload
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float | Sequence[float],
+        criterion: Callable[..., Tensor] | None = None,
+        batch_first: bool = True,
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        clipping: ClippingName | Clipping = "flat",
+        noise_allocation: Literal["uniform", "optimal"] = "uniform",
+        spectral: SpectralConfig | None = None,
+        max_physical_batch_size: int | None = None,
+        augmentation_multiplicity: int = 1,
+        sample_rate: float | None = None,
+        rehearsal: bool = True,
+        noise_generator: None = None,
+        grad_sample_mode: GhostMode,
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+        stop_at_budget: bool = False,
+    ) -> GhostParts: ...
 
     def make_private_with_epsilon(
         self,
         *,
         module: nn.Module,
         optimizer: Optimizer,
-        data_loader: DataLoader[Any] | PoissonLoader,
+        data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
         epochs: int,
         max_grad_norm: float | Sequence[float],
+        criterion: Callable[..., Tensor] | None = None,
+        batch_first: bool = True,
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        clipping: ClippingName | Clipping = "flat",
+        noise_allocation: Literal["uniform", "optimal"] = "uniform",
+        spectral: SpectralConfig | None = None,
+        max_physical_batch_size: int | None = None,
+        augmentation_multiplicity: int = 1,
+        sample_rate: float | None = None,
+        rehearsal: bool = True,
+        noise_generator: None = None,
+        grad_sample_mode: PlainMode | GhostMode = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
         stop_at_budget: bool = False,
-        **others: Any,
-    ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader | CountingLoader]:
+    ) -> PrivateParts | GhostParts:
         """As :meth:`make_private`, with the least noise that keeps ``epochs`` epochs within the budget.
 
         Args:
@@ -196,13 +337,27 @@ class PrivacyEngine:
             optimizer: See :meth:`make_private`.
             data_loader: See :meth:`make_private`.
             target_epsilon: The ``ε`` to spend.
-            target_delta: The ``δ`` at which.
-            epochs: How many epochs it must last.
+            target_delta: The ``δ`` for which ``target_epsilon`` is to hold.
+            epochs: The number of epochs that the budget must last for.
             max_grad_norm: See :meth:`make_private`.
+            criterion: See :meth:`make_private`.
+            batch_first: See :meth:`make_private`.
+            loss_reduction: See :meth:`make_private`.
+            poisson_sampling: See :meth:`make_private`.
+            clipping: See :meth:`make_private`.
+            noise_allocation: See :meth:`make_private`.
+            spectral: See :meth:`make_private`.
+            max_physical_batch_size: See :meth:`make_private`.
+            augmentation_multiplicity: See :meth:`make_private`.
+            sample_rate: See :meth:`make_private`.
+            rehearsal: See :meth:`make_private`.
+            noise_generator: See :meth:`make_private`.
+            grad_sample_mode: See :meth:`make_private`.
+            wrap_model: See :meth:`make_private`.
+            rand_on_empty: See :meth:`make_private`.
             stop_at_budget: End the data loader's iteration when the budget is spent, and refuse steps beyond it.
                 Otherwise stepping beyond it warns once. The budget is the engine's: it also holds for further runs
                 that :meth:`make_private` sets up on this engine.
-            **others: The other arguments of :meth:`make_private`.
         """
         if self.accountant.ledger.steps:
             raise ValueError(
@@ -210,19 +365,33 @@ class PrivacyEngine:
             )
         records = len(data_loader.dataset)  # type: ignore[arg-type]
         accounting.warn_if_delta_too_large(target_delta, records)
-        poisson, given = others.get("poisson_sampling", True), others.get("sample_rate")
-        loader, rate, _ = self._loader(data_loader, poisson, given, None)
+        loader, rate, _ = self._loader(data_loader, poisson_sampling, sample_rate, None)
         steps = epochs * len(loader)
         sigma = accounting.calibrate_noise(
             target_epsilon, target_delta, rate, steps, accountant=self.accountant.name, relation=self._relation
         )
-        result = self.make_private(
+        make: Callable[..., PrivateParts | GhostParts] = self.make_private
+        result = make(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
             noise_multiplier=sigma,
             max_grad_norm=max_grad_norm,
-            **others,
+            criterion=criterion,
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            poisson_sampling=poisson_sampling,
+            clipping=clipping,
+            noise_allocation=noise_allocation,
+            spectral=spectral,
+            max_physical_batch_size=max_physical_batch_size,
+            augmentation_multiplicity=augmentation_multiplicity,
+            sample_rate=sample_rate,
+            rehearsal=rehearsal,
+            noise_generator=noise_generator,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+            rand_on_empty=rand_on_empty,
         )
         assert self._run is not None
         planned = Phase(sigma, rate, steps)
@@ -240,7 +409,7 @@ class PrivacyEngine:
         *,
         module: nn.Module,
         optimizer: Optimizer | None = None,
-        data_loader: DataLoader[Any] | PoissonLoader | None = None,
+        data_loader: DataLoader[Any] | None = None,
     ) -> bool:
         """Returns whether :meth:`validate` finds nothing."""
         try:
@@ -254,7 +423,7 @@ class PrivacyEngine:
         *,
         module: nn.Module,
         optimizer: Optimizer | None = None,
-        data_loader: DataLoader[Any] | PoissonLoader | None = None,
+        data_loader: DataLoader[Any] | None = None,
     ) -> None:
         """Raises an error that names cause and fix if these cannot be made private."""
         validate_module(module)
@@ -262,7 +431,9 @@ class PrivacyEngine:
             raise ValueError("the model has no trainable parameter: unfreeze one with requires_grad_(True)")
         if optimizer is not None:
             if isinstance(optimizer, PrivateOptimizer):
-                raise ValueError("the optimizer is private already: give the one it wraps, optimizer.original_optimizer")
+                raise ValueError(
+                    "the optimizer is private already: give the one it wraps, optimizer.original_optimizer"
+                )
             own = set(module.parameters())
             foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
             if foreign:
@@ -270,7 +441,7 @@ class PrivacyEngine:
                     f"the optimizer holds {len(foreign)} parameters that are not the model's: build it from the "
                     "parameters of this model (a copy has others)"
                 )
-        if data_loader is not None and not isinstance(data_loader, DataLoader | PoissonLoader):
+        if data_loader is not None and not isinstance(data_loader, DataLoader):
             raise TypeError(f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}")
 
     @staticmethod
@@ -287,8 +458,8 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: PrivateOptimizer | None = None,
         checkpoint_dict: Mapping[str, Any] | None = None,
-        noise_scheduler: None = None,
-        grad_clip_scheduler: None = None,
+        noise_scheduler: Scheduler | None = None,
+        grad_clip_scheduler: Scheduler | None = None,
         module_state_dict_kwargs: Mapping[str, Any] | None = None,
         torch_save_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -301,17 +472,18 @@ class PrivacyEngine:
             path: File to write the checkpoint to.
             module: The model that :meth:`make_private` returned.
             optimizer: The private optimizer that it returned; need not be given. Those of another run are refused.
-            checkpoint_dict: Anything else to keep with it, such as a scheduler's ``state_dict``: tensors and plain
-                types.
-            noise_scheduler: Refused: there are no such objects here. See ``checkpoint_dict``.
-            grad_clip_scheduler: Refused, likewise.
+            checkpoint_dict: Anything else to keep with it, such as the ``state_dict`` of a learning-rate scheduler:
+                tensors and plain types.
+            noise_scheduler: A scheduler of ``optimizer.noise_multiplier``, such as those of Opacus; its state is saved.
+            grad_clip_scheduler: A scheduler of ``optimizer.max_grad_norm``; its state is saved.
             module_state_dict_kwargs: For ``module.state_dict``.
             torch_save_kwargs: For ``torch.save``.
         """
-        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         run = self._require_run()
         run.require_own(module, optimizer)
-        state = run.state_dict(module) | {"extra": dict(checkpoint_dict or {})}
+        schedulers = {"noise_scheduler": noise_scheduler, "grad_clip_scheduler": grad_clip_scheduler}
+        state = run.state_dict(module) | {"schedulers": scheduler_states(schedulers, run.optimizer)}
+        state["extra"] = dict(checkpoint_dict or {})
         if module_state_dict_kwargs:
             state["module"] = module.state_dict(**module_state_dict_kwargs)
         checkpoint.save(state, path, **(torch_save_kwargs or {}))
@@ -322,8 +494,8 @@ class PrivacyEngine:
         path: str | os.PathLike[str],
         module: nn.Module,
         optimizer: PrivateOptimizer | None = None,
-        noise_scheduler: None = None,
-        grad_clip_scheduler: None = None,
+        noise_scheduler: Scheduler | None = None,
+        grad_clip_scheduler: Scheduler | None = None,
         torch_load_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Restores :meth:`save_checkpoint` into a run made private with the same settings, and returns its extra dict.
@@ -331,12 +503,18 @@ class PrivacyEngine:
         Call it right after :meth:`make_private`. Nothing is changed if the checkpoint is damaged, was edited, is of
         another configuration, or does not continue the steps that this engine has run: then its ledger would forget
         them. :class:`~spectral_dp.training.run.Run` states what is guaranteed, and what no file can tell.
+
+        Noise and clipping bounds go on as they were last, and so do their schedulers: those that were saved must be
+        given, made for the optimizer of this run.
         """
-        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         run = self._require_run()
         run.require_own(module, optimizer)
+        schedulers = {"noise_scheduler": noise_scheduler, "grad_clip_scheduler": grad_clip_scheduler}
         state = checkpoint.load(path, **(torch_load_kwargs or {}))
+        saved = state.get("schedulers", {})
+        require_same_schedulers(saved, scheduler_states(schedulers, run.optimizer))
         run.load_state_dict(state, module)
+        restore_schedulers(schedulers, saved)
         return dict(state["extra"])
 
     def _require_run(self) -> Run:
@@ -346,11 +524,11 @@ class PrivacyEngine:
 
     def _loader(
         self,
-        data_loader: DataLoader[Any] | PoissonLoader,
+        data_loader: DataLoader[Any],
         poisson_sampling: bool,
         sample_rate: float | None,
         max_physical_batch_size: int | None,
-    ) -> tuple[PoissonLoader | CountingLoader, float, float]:
+    ) -> tuple[PrivateLoader, float, float]:
         """The loader to train with, the rate to account for, and the public divisor."""
         if poisson_sampling:
             if sample_rate is not None:
@@ -408,7 +586,7 @@ class PrivacyEngine:
             )
 
 
-def _current(loader: PoissonLoader | CountingLoader) -> PhysicalBatch:
+def _current(loader: PrivateLoader) -> PhysicalBatch:
     if loader.current is None:
         raise RuntimeError(
             "step() before a batch was drawn from the loader that make_private returned: iterate over that one, not "
@@ -439,8 +617,3 @@ def _check_criterion(criterion: Any, loss_reduction: str) -> None:
             f"{type(criterion).__name__} with class weights and reduction='mean' divides by the weights of the batch, "
             "so one sample rescales the others: use reduction='sum' and loss_reduction='sum'"
         )
-
-
-def _refuse_schedulers(*schedulers: object) -> None:
-    if any(scheduler is not None for scheduler in schedulers):
-        raise ValueError("noise and clipping schedulers are not kept: put their state into checkpoint_dict")

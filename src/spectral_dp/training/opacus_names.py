@@ -63,9 +63,9 @@ class OpacusNames:
         if isinstance(self.clipping, FlatClipping):
             if not isinstance(bound, int | float):
                 raise ValueError(f"{type(self.clipping).__name__} has one bound, got {bound!r}: give a number")
-            changed = dataclasses.replace(self.clipping, max_norm=bound)
+            changed = dataclasses.replace(self.clipping, max_norm=_plain(bound))
         elif isinstance(self.clipping, PerLayerClipping):
-            bounds = bound if isinstance(bound, int | float) else tuple(bound)
+            bounds = _plain(bound) if isinstance(bound, int | float) else tuple(map(_plain, bound))
             changed = dataclasses.replace(self.clipping, max_norms=bounds)
         else:
             raise AttributeError(f"{type(self.clipping).__name__} names no bound: set optimizer.clipping")
@@ -101,3 +101,8 @@ class OpacusNames:
         def __getattr__(self, name: str) -> NoReturn:
             reason = f": {_REFUSED[name]}" if name in _REFUSED else ""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{reason}")
+
+
+def _plain(bound: float) -> float:
+    """NumPy's numbers as Python's: a checkpoint tells bounds apart by how they print."""
+    return bound if type(bound) is int else float(bound)

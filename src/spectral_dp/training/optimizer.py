@@ -162,7 +162,8 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         raise TypeError("a private optimizer belongs to one run and its ledger: copy the model, or save a checkpoint")
 
     def __repr__(self) -> str:
-        return f"PrivateOptimizer({self.original_optimizer!r}, {self.clipping}, noise_multiplier={self.noise_multiplier:g})"
+        settings = f"{self.clipping}, noise_multiplier={self.noise_multiplier:g}"
+        return f"PrivateOptimizer({self.original_optimizer!r}, {settings})"
 
     @property
     def is_within_step(self) -> bool:

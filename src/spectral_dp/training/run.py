@@ -46,6 +46,10 @@ class Run:
         self.ledger, self.optimizer, self.loader = ledger, optimizer, loader
         self.sample_rate, self.spectral = sample_rate, spectral
         self.plan: Budget | None = None
+        self._begun_with = {
+            "clipping": plain_repr(optimizer.clipping),
+            "noise_multiplier": optimizer.noise_multiplier,
+        }
         _LEDGERS.append(ledger)
 
     def follow(self, plan: Budget | None) -> None:
@@ -66,8 +70,7 @@ class Run:
         """Returns what must not change between a checkpoint and the run that resumes it."""
         optimizer = self.optimizer
         return {
-            "clipping": plain_repr(optimizer.clipping),
-            "noise_multiplier": optimizer.noise_multiplier,
+            **self._begun_with,  # a schedule may have changed them since
             "expected_batch_size": float(optimizer.expected_batch_size),
             "sample_rate": self.sample_rate,
             "relation": str(optimizer.relation),
@@ -90,12 +93,17 @@ class Run:
             )
 
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Returns model, optimizer, ledger, filters, sampler position, noise stream (if seeded) and settings."""
+        """Returns model, optimizer, ledger, filters, sampler position, seeded noise stream, settings and schedule."""
         return {
             "module": module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ledger": self.ledger.state_dict(),
             "settings": self.settings(),
+            "schedule": {
+                "noise_multiplier": self.optimizer.noise_multiplier,
+                "max_grad_norm": getattr(self.optimizer, "max_grad_norm", None),
+                "clipping": plain_repr(self.optimizer.clipping),
+            },
             "steps": self.optimizer.steps,
             "steps_before": self.ledger.steps - self.optimizer.steps,  # of earlier runs on the same ledger
             "filters": self.optimizer.gradients.filter_state(),
@@ -131,8 +139,16 @@ class Run:
         self.optimizer.gradients.load_filter_state(state["filters"])
         self.optimizer.resume(state["steps"])
         self.optimizer.noise.load_state_dict(state["noise"])
+        self._load_schedule(state["schedule"])
         if isinstance(self.loader, PoissonLoader):
             self.loader.load_state_dict(state["sampler"])
+
+    def _load_schedule(self, schedule: Mapping[str, Any]) -> None:
+        """Goes on with the noise and the clipping bounds of the last step, which a schedule may have changed."""
+        self.optimizer.noise_multiplier = schedule["noise_multiplier"]
+        if schedule["max_grad_norm"] not in (None, getattr(self.optimizer, "max_grad_norm", None)):
+            self.optimizer.max_grad_norm = schedule["max_grad_norm"]
+        require_equal({"clipping": schedule["clipping"]}, {"clipping": plain_repr(self.optimizer.clipping)})
 
     def _require_between_steps(self) -> None:
         """A logical step goes on with the batches drawn for it, and loading would drop what it has summed."""

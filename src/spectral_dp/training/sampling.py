@@ -302,9 +302,14 @@ class PoissonLoader(_HandsOut):
 class CountingLoader(_HandsOut):
     """A ``DataLoader`` used as it is, every batch a logical step; says how many samples each batch holds."""
 
+    data_loader: DataLoader[Any]
+
     def __init__(self, data_loader: DataLoader[Any]) -> None:
+        if isinstance(data_loader, CountingLoader):
+            data_loader = data_loader.data_loader
         refuse_repeated_records(data_loader.dataset)
         vars(self).update(vars(data_loader))  # reads like that one; whatever it is, it makes its batches itself
+        self._iterator = None  # its persistent workers stay its own
         self._ask_nobody()
         self.data_loader = data_loader
         self._epoch = 0

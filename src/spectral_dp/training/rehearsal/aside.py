@@ -1,4 +1,4 @@
-"""Puts everything back that a rehearsal moves: generators, learning rates and their schedulers, the model's state."""
+"""Puts everything back that a rehearsal moves: generators, what schedulers set, their own state, and the model's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spectral_dp.gradients.recording.state import Keepsake, copied
 
+_SCHEDULED = ("noise_multiplier", "clipping")  # what schedulers set on a private optimizer
+
 
 @contextmanager
-def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> Iterator[None]:
+def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> Iterator[None]:
     """Leaves no trace of what happens within, which is an iteration of a user's loop.
 
     The model's parameters are not copied: nothing steps within, and what a forward pass writes there is an error.
@@ -30,6 +32,7 @@ def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Se
         for o in optimizers
         for group in o.param_groups
     ]
+    scheduled = [(o, {k: v for k, v in vars(o).items() if k in _SCHEDULED}) for o in optimizers]
     # Not what other objects hold, such as another scheduler within, or a model: those are not to be replaced by copies.
     schedules = [(s, copied({k: v for k, v in vars(s).items() if k != "optimizer"})) for s in schedulers]
     for optimizer in optimizers:
@@ -43,6 +46,8 @@ def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Se
             module.training = training
         for scheduler, state in schedules:
             vars(scheduler).update(state)
+        for optimizer, values in scheduled:
+            vars(optimizer).update(values)
         for group, values in settings:
             for name, value in values.items():
                 if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
@@ -108,7 +113,14 @@ def generators_kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(on_devices)
 
 
-def schedulers_of(optimizers: Sequence[Optimizer]) -> list[LRScheduler]:
-    """The schedulers that act on these optimizers, which do not know of them: a loop may step one at every batch."""
-    found = [o for o in gc.get_objects() if issubclass(type(o), LRScheduler)]
+def schedulers_of(optimizers: Sequence[Optimizer]) -> list[Any]:
+    """The schedulers that act on these optimizers, which do not know of them: a loop may step one at every batch.
+
+    Those of the noise and of the clipping are known by what Opacus' have: a method that tells the next value.
+    """
+    found = [o for o in gc.get_objects() if issubclass(type(o), LRScheduler) or _sets_noise_or_clipping(type(o))]
     return [s for s in found if any(getattr(s, "optimizer", None) is optimizer for optimizer in optimizers)]
+
+
+def _sets_noise_or_clipping(kind: type) -> bool:
+    return any("get_noise_multiplier" in vars(k) or "get_max_grad_norm" in vars(k) for k in kind.__mro__)

@@ -38,7 +38,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, held
@@ -135,7 +134,7 @@ class Rehearsal:
         self._choose = partial(Choice, size, read, collate, are_alike=are_alike)
         self._fit_into(None)
         self._with_empty_batch = with_empty_batch
-        self._schedulers: list[LRScheduler] | None = None
+        self._schedulers: list[Any] | None = None
         self._observed: list[Observation] = []
         self._floor: float | None = None
         self._left_behind: list[tuple[Fingerprint, set[str]]] = []
@@ -155,6 +154,9 @@ class Rehearsal:
 
         An iteration that is broken off is gone on with by the next. Yields nothing under ``torch.no_grad()``, where
         nobody trains.
+
+        Args:
+            max_batch_size: The most records to hand out at once; what counts is what the first call says.
         """
         self._open.close()  # of an iterator that somebody still holds: puts everything back now, and not when it dies
         if self._next is _BEGIN:
