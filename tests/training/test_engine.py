@@ -642,7 +642,7 @@ class TestConfig:
         assert spectral["0"].filter is not spectral["1"].filter
 
     def test_is_frozen_and_checked(self):
-        config = SpectralConfig(input_layouts={"3": (8,)})
+        config = SpectralConfig(linear_ratio=0.5, input_layouts={"3": (8,)})
         with pytest.raises(AttributeError):
             config.conv_ratio = 0.5
         with pytest.raises(TypeError):
@@ -652,7 +652,7 @@ class TestConfig:
         with pytest.raises(ValueError, match="not both"):
             SpectralConfig(conv_ratio=0.5, conv_filter=LowPassFilter(0.2))
         with pytest.raises(ValueError, match="no layer named 'nine'"):
-            SpectralConfig(input_layouts={"nine": (8,)}).layer_configs(cnn())
+            SpectralConfig(linear_ratio=0.5, input_layouts={"nine": (8,)}).layer_configs(cnn())
         with pytest.raises(ValueError, match="'kernel' or 'signal'"):
             SpectralConfig(support="image")
         with pytest.raises(ValueError, match="'lowest', 'box', 'paper'"):

@@ -28,14 +28,16 @@ def spectral_config(settings: Settings, model: nn.Module, steps: int) -> Spectra
     common: dict[str, Any] = {
         "conv_transform": settings.conv_transform or ("fourier" if settings.band == "paper" else None),
         "support": settings.support,
-        "order": settings.order,
-        "band": settings.band,
-        "input_layouts": layouts,
     }
 
     def config(conv_ratio: float, linear_ratio: float, **others: Any) -> SpectralConfig:
+        common["input_layouts"] = {
+            name: shape for name, shape in layouts.items() if name not in others.get("layers", ())
+        }
         if make_filter is None:
-            return SpectralConfig(conv_ratio, linear_ratio, **common, **others)
+            return SpectralConfig(
+                conv_ratio, linear_ratio, order=settings.order, band=settings.band, **common, **others
+            )
         return SpectralConfig(
             conv_filter=make_filter(conv_ratio), linear_filter=make_filter(linear_ratio), **common, **others
         )

@@ -33,46 +33,51 @@ class SpectralConfig:
     The privacy guarantee is the same for every value of it; what changes is what is released under it. The defaults
     filter nothing: whether and where filtering gains accuracy is a matter of measurement.
 
+    Nothing that is given is ignored: a setting that another one makes meaningless is a ``ValueError``.
+
     Attributes:
         conv_ratio: Fraction of the degrees of freedom to drop in convolutions.
-        linear_ratio: The same in block-circulant layers, and in dense layers whose input layout is given. Other dense
-            layers have no frequencies and are never filtered.
+        linear_ratio: Fraction to drop in block-circulant layers, and in dense layers whose input layout is given. Other
+            dense layers have no frequencies and are never filtered.
         conv_filter: A filter for convolutions in place of ``conv_ratio``.
-        linear_filter: A filter for those dense layers in place of ``linear_ratio``.
+        linear_filter: A filter for block-circulant and dense layers in place of ``linear_ratio``.
         layers: What is released of particular layers, by name; wins over all else.
-        input_layouts: Shape ``(C, H, W)``, ``(C, L)`` or ``(L,)`` of what was flattened into a dense layer, by layer
-            name.
+        input_layouts: Shape ``(C, H, W)``, ``(C, L)`` or ``(L,)`` of what was flattened into a dense layer, or of the
+            input of a convolution with ``support="signal"``, by layer name.
         conv_transform: Transform of convolution kernels; the cosine transform where None.
         support: ``"kernel"``, or ``"signal"`` as in the paper's Algorithm 2.
-        order: ``"filter_then_clip"``, or the paper's ``"clip_then_filter"``.
-        band: Which coordinates a ratio keeps: those of ``"lowest"`` frequency, a ``"box"`` of them, or the
-            ``"paper"``'s first K with their mirror images (Fourier only).
+        order: Order of a filter made of a ratio: ``"filter_then_clip"``, which is what None means, or the paper's
+            ``"clip_then_filter"``.
+        band: Which coordinates a ratio keeps: those of ``"lowest"`` frequency, which is what None means; a ``"box"`` of
+            them; or the ``"paper"``'s first K of each axis with their mirror images, for Fourier coefficients. The
+            input of a dense layer is filtered by cosines, which have no mirror images: there that is the box.
     """
 
-    conv_ratio: float = 0.0
-    linear_ratio: float = 0.0
+    conv_ratio: float | None = None
+    linear_ratio: float | None = None
     conv_filter: Filter | None = None
     linear_filter: Filter | None = None
     layers: Mapping[str, LayerConfig] = field(default_factory=dict)
     input_layouts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     conv_transform: TransformName | None = None
     support: Support = "kernel"
-    order: Order = "filter_then_clip"
-    band: Band = "lowest"
+    order: Order | None = None
+    band: Band | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "input_layouts"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        if self.band not in get_args(Band):
+        if self.band not in (None, *get_args(Band)):
             raise ValueError(f"unknown band {self.band!r}: choose one of {', '.join(map(repr, get_args(Band)))}")
         if self.conv_transform is not None:
             get_transform(self.conv_transform)
         for kind in ("conv", "linear"):
             ratio, given = getattr(self, f"{kind}_ratio"), getattr(self, f"{kind}_filter")
-            if given is not None and ratio != 0:
+            if given is not None and ratio is not None:
                 raise ValueError(f"give {kind}_ratio={ratio} or {kind}_filter={given!r}, not both")
             self._low_pass(ratio)  # fails here, not at the first layer
         LayerConfig(support=self.support)
+        self._refuse_what_would_be_ignored()
 
     @classmethod
     def dpsgd(cls) -> SpectralConfig:
@@ -94,6 +99,14 @@ class SpectralConfig:
         for name in (*self.layers, *self.input_layouts):
             if name not in modules:
                 raise ValueError(f"the model has no layer named {name!r}: it has {', '.join(filter(None, modules))}")
+        for name in self.layers:
+            if find_rule(modules[name]) is None:
+                raise ValueError(
+                    f"layers[{name!r}] acts on nothing: nothing is filtered of a {type(modules[name]).__name__}. Leave "
+                    "it out, or name the layers within"
+                )
+        for name in self.input_layouts:
+            self._check_layout(name, modules[name])
         chosen: dict[str, LayerConfig] = {}
         copies: dict[int, LayerConfig] = {}  # layers that share a weight share what is released of it
         for name, module in modules.items():
@@ -106,6 +119,70 @@ class SpectralConfig:
         """Returns the settings as plain text, for a checkpoint or a privacy statement."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: plain_repr(dict(v) if isinstance(v, Mapping) else v) for name, v in out.items()}
+
+    @property
+    def _filters_conv(self) -> bool:
+        return self.conv_ratio is not None or self.conv_filter is not None
+
+    @property
+    def _filters_linear(self) -> bool:
+        return self.linear_ratio is not None or self.linear_filter is not None
+
+    def _refuse_what_would_be_ignored(self) -> None:
+        """One setting can make another meaningless: say so, and what to write instead."""
+        for name in ("order", "band"):
+            value = getattr(self, name)
+            for kind in ("conv", "linear"):
+                if value is not None and (given := getattr(self, f"{kind}_filter")) is not None:
+                    raise ValueError(
+                        f"{name}={value!r} says how a ratio filters, and does not act on {kind}_filter={given!r}: "
+                        f"leave {name} out, and make that filter as you want it, and one for the other kind of layer"
+                    )
+            if value is not None and self.conv_ratio is None and self.linear_ratio is None:
+                raise ValueError(
+                    f"{name}={value!r} says how a ratio filters, and there is none: give conv_ratio or linear_ratio, "
+                    f"or leave {name} out"
+                )
+        if self.conv_transform is not None:
+            if self.support == "signal" and self.conv_transform != "fourier":
+                raise ValueError(
+                    f"support='signal' is defined on the Fourier spectrum, not on {self.conv_transform!r}: leave "
+                    "conv_transform out, or use support='kernel'"
+                )
+            if not self._filters_conv:
+                raise ValueError(
+                    f"conv_transform={self.conv_transform!r} changes nothing where convolutions are not filtered: give "
+                    "conv_ratio or conv_filter, or leave conv_transform out"
+                )
+        if self.band == "paper" and self.conv_ratio is not None and self._kernel_transform != "fourier":
+            raise ValueError(
+                f"band='paper' is one of Fourier coefficients, not of {self._kernel_transform!r}: give "
+                "conv_transform='fourier' or support='signal', or use band='box'"
+            )
+        if self.input_layouts and not self._filters_linear and self.support == "kernel":
+            raise ValueError(
+                "input_layouts say over what dense layers are to be filtered, and nothing filters them: give "
+                "linear_ratio or linear_filter, or leave input_layouts out"
+            )
+        if both := sorted(self.layers.keys() & self.input_layouts.keys()):
+            raise ValueError(
+                f"layers wins over input_layouts for {', '.join(map(repr, both))}: give "
+                "LayerConfig(..., input_layout=...) in layers, or leave one of the two out"
+            )
+
+    @property
+    def _kernel_transform(self) -> TransformName:
+        return "fourier" if self.support == "signal" else self.conv_transform or "dct"
+
+    def _check_layout(self, name: str, module: nn.Module) -> None:
+        """A layout must be of a layer that it can act on."""
+        dense = isinstance(module, nn.Linear) and self._filters_linear
+        signal = isinstance(module, nn.Conv1d | nn.Conv2d) and self.support == "signal"
+        if not dense and not signal:
+            raise ValueError(
+                f"input_layouts[{name!r}] acts on nothing, as {name!r} is a {type(module).__name__}: layouts are for "
+                "nn.Linear, with linear_ratio or linear_filter, and for convolutions with support='signal'"
+            )
 
     def _of(self, name: str, module: nn.Module) -> LayerConfig | None:
         layout = self.input_layouts.get(name)
@@ -122,10 +199,11 @@ class SpectralConfig:
             return None if isinstance(filter, IdentityFilter) else LayerConfig(filter, input_layout=layout)
         return None
 
-    def _low_pass(self, ratio: float, *, dense: bool = False) -> Filter:
-        if self.band == "paper":
+    def _low_pass(self, ratio: float | None, *, dense: bool = False) -> Filter:
+        order = self.order or "filter_then_clip"
+        if self.band == "paper" and ratio is not None:
             # The band is one of Fourier coefficients; the input of a dense layer is filtered by cosines.
-            return PaperBandFilter(ratio, self.order) if not dense else LowPassFilter(ratio, "box", self.order)
-        region: Region = self.band
-        filter = LowPassFilter(ratio, region, self.order)
-        return IdentityFilter() if ratio == 0 else filter
+            return PaperBandFilter(ratio, order) if not dense else LowPassFilter(ratio, "box", order)
+        region: Region = "box" if self.band == "box" else "lowest"
+        filter = LowPassFilter(ratio or 0.0, region, order)
+        return filter if ratio else IdentityFilter()

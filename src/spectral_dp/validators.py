@@ -1,0 +1,48 @@
+"""Which models can be trained privately, under the name that Opacus has for it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from spectral_dp.gradients import compatibility
+
+
+class ModuleValidator:
+    """Finds modules that mix samples, and replaces them.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> ModuleValidator.is_valid(model)
+    False
+    >>> ModuleValidator.fix(model)[1]
+    GroupNorm(8, 8, eps=1e-05, affine=True)
+    """
+
+    @staticmethod
+    def validate(module: nn.Module, *, strict: bool = False) -> list[ValueError]:
+        """Returns what is wrong with a model, an error for each module; raises one that lists all if ``strict``.
+
+        A model in evaluation mode is wrong, too: BatchNorm mixes samples in training mode only.
+        """
+        problems = compatibility.find_problems(module)
+        if not module.training:
+            problems.insert(0, "the model is in evaluation mode: call model.train() first, and see what it does then")
+        if strict and problems:
+            raise ValueError("the model cannot be trained privately:\n  - " + "\n  - ".join(problems))
+        return [ValueError(problem) for problem in problems]
+
+    @classmethod
+    def is_valid(cls, module: nn.Module) -> bool:
+        """Returns whether :meth:`validate` finds nothing."""
+        return not cls.validate(module)
+
+    @staticmethod
+    def fix(module: nn.Module) -> nn.Module:
+        """Returns a copy of the model in which BatchNorm is GroupNorm and InstanceNorm keeps no statistics."""
+        return compatibility.fix(module)
+
+    @classmethod
+    def fix_and_validate(cls, module: nn.Module) -> nn.Module:
+        """Returns :meth:`fix` of the model; raises an error if something is still wrong with it."""
+        fixed = cls.fix(module)
+        cls.validate(fixed, strict=True)
+        return fixed

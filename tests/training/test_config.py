@@ -1,0 +1,125 @@
+"""Every pair of the fields of SpectralConfig: both have an effect, or the pair is refused with the fix named."""
+
+import dataclasses
+import itertools
+
+import pytest
+from torch import nn
+
+from spectral_dp import BlockCirculantLinear, LayerConfig, LowPassFilter, SpectralConfig
+
+# A value of each field that is not its default.
+VALUES = {
+    "conv_ratio": 0.5,
+    "linear_ratio": 0.5,
+    "conv_filter": LowPassFilter(0.3),
+    "linear_filter": LowPassFilter(0.3),
+    "layers": {"circulant": LayerConfig(LowPassFilter(0.7))},
+    "input_layouts": {"dense": (2, 4)},
+    "conv_transform": "fourier",
+    "support": "signal",
+    "order": "clip_then_filter",
+    "band": "box",
+}
+
+REFUSED = {
+    ("conv_ratio", "conv_filter"): "not both",
+    ("conv_ratio", "input_layouts"): "give linear_ratio or linear_filter",
+    ("linear_ratio", "linear_filter"): "not both",
+    ("linear_ratio", "conv_transform"): "give conv_ratio or conv_filter",
+    ("conv_filter", "input_layouts"): "give linear_ratio or linear_filter",
+    ("conv_filter", "order"): "leave order out, and make that filter as you want it",
+    ("conv_filter", "band"): "leave band out, and make that filter as you want it",
+    ("linear_filter", "conv_transform"): "give conv_ratio or conv_filter",
+    ("linear_filter", "order"): "leave order out, and make that filter as you want it",
+    ("linear_filter", "band"): "leave band out, and make that filter as you want it",
+    ("layers", "input_layouts"): "give linear_ratio or linear_filter",
+    ("layers", "conv_transform"): "give conv_ratio or conv_filter",
+    ("layers", "order"): "give conv_ratio or linear_ratio",
+    ("layers", "band"): "give conv_ratio or linear_ratio",
+    ("input_layouts", "conv_transform"): "leave conv_transform out",
+    ("input_layouts", "support"): "acts on nothing",  # the layer named is a dense one
+    ("input_layouts", "order"): "give conv_ratio or linear_ratio",
+    ("input_layouts", "band"): "give conv_ratio or linear_ratio",
+    ("conv_transform", "support"): "leave conv_transform out",
+    ("conv_transform", "order"): "give conv_ratio or linear_ratio",
+    ("conv_transform", "band"): "give conv_ratio or linear_ratio",
+    ("support", "order"): "give conv_ratio or linear_ratio",
+    ("support", "band"): "give conv_ratio or linear_ratio",
+    ("order", "band"): "give conv_ratio or linear_ratio",
+}
+
+
+def model():
+    circulant = BlockCirculantLinear(8, 8, block_size=8)
+    other = BlockCirculantLinear(8, 8, block_size=8)
+    return nn.ModuleDict(
+        {"conv": nn.Conv2d(1, 2, 3), "circulant": circulant, "other": other, "act": nn.ReLU(), "dense": nn.Linear(8, 2)}
+    )
+
+
+def released(**fields):
+    return SpectralConfig(**fields).layer_configs(model())
+
+
+def test_every_field_is_here():
+    assert set(VALUES) == {field.name for field in dataclasses.fields(SpectralConfig)}
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(VALUES, 2)))
+def test_pairs(one, other):
+    """A pair that is taken releases something else than either of the two alone, where these are taken."""
+    both = {one: VALUES[one], other: VALUES[other]}
+    if (one, other) in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[one, other]):
+            released(**both)
+        return
+    together = released(**both)
+    for alone in (one, other):
+        try:
+            assert together != released(**{alone: VALUES[alone]}), f"{both} ignores a setting"
+        except ValueError:  # the one has a meaning only with the other
+            continue
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"order": "filter_then_clip", "conv_filter": LowPassFilter(0.5, order="clip_then_filter")}, "order out"),
+        ({"order": "clip_then_filter", "conv_filter": LowPassFilter(0.5), "linear_ratio": 0.5}, "the other kind"),
+        ({"support": "signal", "conv_transform": "dct", "conv_ratio": 0.5}, "leave conv_transform out"),
+        ({"band": "paper", "conv_ratio": 0.5}, "conv_transform='fourier' or support='signal'"),
+        ({"band": "paper", "conv_ratio": 0.5, "conv_transform": "dct"}, "not of 'dct'"),
+        ({"linear_ratio": 0.5, "input_layouts": {"circulant": (8,)}}, "'circulant' is a BlockCirculantLinear"),
+        ({"linear_ratio": 0.5, "input_layouts": {"conv": (1, 8, 8)}}, "'conv' is a Conv2d"),
+        ({"layers": {"act": LayerConfig(LowPassFilter(0.5))}}, "nothing is filtered of a ReLU"),
+        (
+            {"linear_ratio": 0.5, "layers": {"dense": LayerConfig()}, "input_layouts": {"dense": (8,)}},
+            "layers wins over input_layouts for 'dense'",
+        ),
+    ],
+)
+def test_what_would_be_ignored_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        released(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"conv_ratio": 0.0, "linear_ratio": 0.0, "order": "clip_then_filter", "band": "box"},  # the end of a sweep
+        {"linear_ratio": 0.0, "input_layouts": {"dense": (2, 4)}},
+        {"support": "signal", "input_layouts": {"conv": (1, 8, 8)}},
+        {"support": "signal", "conv_transform": "fourier", "conv_ratio": 0.5},
+        {"band": "paper", "conv_transform": "fourier", "conv_ratio": 0.5},
+        {"band": "paper", "linear_ratio": 0.5},
+        {"layers": {"conv": LayerConfig(LowPassFilter(0.5))}},
+    ],
+    ids=str,
+)
+def test_what_has_a_meaning_is_taken(fields):
+    released(**fields)
+
+
+def test_a_ratio_of_zero_filters_nothing():
+    assert released(conv_ratio=0.0, linear_ratio=0.0) == released() == {}
