@@ -13,8 +13,8 @@ class ModuleValidator:
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     >>> ModuleValidator.is_valid(model)
     False
-    >>> ModuleValidator.fix(model)[1]
-    GroupNorm(8, 8, eps=1e-05, affine=True)
+    >>> type(ModuleValidator.fix(model)[1]).__name__
+    'GroupNorm'
     """
 
     @staticmethod
