@@ -7,6 +7,7 @@ The rooms, from the ground up; imports point from later rooms to earlier ones on
 - ``layers``: block-circulant linear layers.
 - ``gradients``: norms and clipped sums of per-sample gradients, a rule for each kind of layer (Algorithms 2 and 3).
 - ``training``: Poisson batches, the private step, ``PrivacyEngine``, checkpoints (Algorithm 4).
+- ``utils`` and ``validators``: what scripts import of Opacus besides the engine, under the same paths.
 - ``audit``: attempts to prove a claimed epsilon wrong.
 - ``data``, ``models``, ``experiments``, ``cli``: the application on top, which needs the extra ``spectral-dp[cli]``.
 
