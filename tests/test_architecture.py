@@ -26,6 +26,8 @@ ROOMS = [
     "layers",
     "gradients",
     "training",
+    "utils",
+    "validators",
     "audit",
     "models",
     "data",
