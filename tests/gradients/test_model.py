@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from tests.support.oracle import norm_of, relative_error, sample_gradients
-from tests.support.recorded_models import TOLERANCE, Reused, check, images, run
+from tests.support.recorded_models import TOLERANCE, Reused, check, images, run, small_cnn
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,14 +31,6 @@ class TiedAutoencoder(nn.Module):
 
     def forward(self, x):
         return self.decode(torch.tanh(self.middle(self.embed(x))))
-
-
-def small_cnn():
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.GroupNorm(2, 4),
-        nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(),
-        nn.Linear(16, 5), nn.LayerNorm(5), nn.Linear(5, 3),
-    ).double()  # fmt: skip
 
 
 class TestSharing:

@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 import torch
-from tests.gradients.test_model import TOLERANCE, check, images, small_cnn
 from tests.support.oracle import norm_of, relative_error, sample_gradients
+from tests.support.recorded_models import TOLERANCE, check, images, small_cnn
 from torch import nn
 from torch.utils._pytree import tree_leaves
 

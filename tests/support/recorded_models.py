@@ -46,3 +46,11 @@ class Reused(nn.Module):
 
 def images(n=4):
     return torch.randn(n, 2, 6, 6, dtype=torch.float64)
+
+
+def small_cnn():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.GroupNorm(2, 4),
+        nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(),
+        nn.Linear(16, 5), nn.LayerNorm(5), nn.Linear(5, 3),
+    ).double()  # fmt: skip
