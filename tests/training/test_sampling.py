@@ -8,7 +8,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -19,10 +18,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from spectral_dp.training.sampling import PhysicalBatch, PoissonLoader, _poisson_sample
-
-ALPHA = 1e-5  # the checks below also run on secret coins: one false alarm in thousands of runs
-N, Q = 300, 0.1
+from spectral_dp.training.coins import SeededCoins
+from spectral_dp.training.sampling import PhysicalBatch, PoissonLoader
 
 
 class Numbers(Dataset):
@@ -39,12 +36,16 @@ class Numbers(Dataset):
         return index
 
 
+def seeded_coins(seed=0):
+    return SeededCoins(seed, reproducibility_over_privacy=True)
+
+
 def seeded(dataset, batch_size, seed=0, **options):
-    return PoissonLoader(dataset, batch_size=batch_size, seed=seed, reproducibility_over_privacy=True, **options)
+    return PoissonLoader(dataset, batch_size=batch_size, coins=seeded_coins(seed), **options)
 
 
 def seeded_from(data_loader, seed=0, **options):
-    return PoissonLoader.from_data_loader(data_loader, seed=seed, reproducibility_over_privacy=True, **options)
+    return PoissonLoader.from_data_loader(data_loader, coins=seeded_coins(seed), **options)
 
 
 def logical(loader):
@@ -64,93 +65,7 @@ def records(loader):
     return [list(itertools.chain(*step)) for step in logical(loader)]
 
 
-# --- The law of the batches ---
-
-
-def poisson_p_values(drawn, q):
-    """Two-sided p-values of what Poisson sampling says about a (steps, records) table of draws."""
-    steps, size = drawn.shape
-    x = (drawn - q) / math.sqrt(q * (1 - q))  # independent, mean 0, variance 1
-
-    def chi_square(sums, count):
-        lower = stats.chi2.cdf((sums**2).sum() / count, len(sums))
-        return 2 * min(lower, 1 - lower)
-
-    def normal(products):
-        return 2 * stats.norm.sf(abs(products.sum()) / math.sqrt(products.size))
-
-    return {
-        "rate": normal(x),
-        "inclusions of each record": chi_square(x.sum(0), steps),
-        "size of each batch": chi_square(x.sum(1), size),
-        "consecutive steps": normal(x[1:] * x[:-1]),
-        "steps an epoch apart": normal(x[10:] * x[:-10]),
-        "neighbouring records": normal(x[:, 1:] * x[:, :-1]),
-    }
-
-
-def table(batches, size):
-    drawn = np.zeros((len(batches), size))
-    for row, batch in zip(drawn, batches, strict=True):
-        np.add.at(row, np.asarray(batch, dtype=int), 1)
-    return drawn
-
-
-@pytest.mark.parametrize("seed", [None, 0])
-def test_every_record_is_drawn_independently_at_the_rate(seed):
-    dataset = TensorDataset(torch.arange(N))
-    loader = PoissonLoader(dataset, batch_size=30, seed=seed, reproducibility_over_privacy=True)
-    assert loader.sample_rate == Q
-    drawn = table([x.tolist() for _ in range(60) for (x,) in loader], N)
-    assert drawn.shape == (600, N)
-    assert drawn.max() == 1
-    p_values = poisson_p_values(drawn, Q)
-    assert min(p_values.values()) > ALPHA, p_values
-
-
-@pytest.mark.parametrize("wrong", [2 / 3, 3 / 2])
-def test_the_check_rejects_another_rate(wrong):
-    drawn = table([_poisson_sample(N, wrong * Q, bytes(32), 0, step) for step in range(600)], N)
-    p_values = poisson_p_values(drawn, Q)
-    assert p_values["rate"] < ALPHA
-    assert p_values["inclusions of each record"] < ALPHA
-
-
-def test_the_check_rejects_shuffled_epochs():
-    """The usual DataLoader: sizes fixed, every record once an epoch, never twice in a row."""
-    shuffled = DataLoader(Numbers(N), batch_size=30, shuffle=True)
-    p_values = poisson_p_values(table([x.tolist() for _ in range(60) for x in shuffled], N), Q)
-    assert p_values["size of each batch"] < ALPHA
-    assert p_values["inclusions of each record"] < ALPHA
-    assert p_values["consecutive steps"] < ALPHA
-
-
-def test_the_check_rejects_batches_of_fixed_size():
-    """Drawn afresh at every step, but without replacement: only the variance of the size gives it away."""
-    rng = np.random.default_rng(0)
-    p_values = poisson_p_values(table([rng.choice(N, 30, replace=False) for _ in range(600)], N), Q)
-    assert p_values["size of each batch"] < ALPHA
-
-
-def test_the_check_rejects_resampled_empty_batches():
-    """Rejecting empty batches is a different mechanism: at an expected size of 1 it lifts the rate by half."""
-    batches = (_poisson_sample(50, 0.02, bytes(32), 0, step) for step in range(3000))
-    p_values = poisson_p_values(table([b for b in batches if len(b)], 50), 0.02)
-    assert p_values["rate"] < ALPHA
-
-
-def test_the_check_rejects_coins_tossed_once_an_epoch():
-    """A generator seeded anew for each epoch repeats itself: the noise of two steps averages out on the same batch."""
-    epoch = [_poisson_sample(N, Q, bytes(32), 0, step) for step in range(10)]
-    assert poisson_p_values(table(epoch * 60, N), Q)["steps an epoch apart"] < ALPHA
-
-
-def test_coins_beyond_one_chunk_are_fresh():
-    size = 12 << 17
-    drawn = _poisson_sample(size, 0.5, bytes(32), 0, 0)
-    assert np.all(np.diff(drawn) > 0)
-    chunks = table([drawn], size)[0].reshape(12, -1)
-    assert min(poisson_p_values(chunks, 0.5).values()) > ALPHA
+# --- The batches ---
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 10, 99, 100])
@@ -171,9 +86,6 @@ def test_rate_one_takes_everything():
     assert records(PoissonLoader(Numbers(100), batch_size=100)) == [list(range(100))]
 
 
-# --- Where the coins come from ---
-
-
 def test_secret_batches_never_repeat():
     """Epochs, loaders, copies and parallel iterations share no coins; nor does an epoch after one broken off."""
     loader = PoissonLoader(Numbers(64), batch_size=32)
@@ -184,12 +96,6 @@ def test_secret_batches_never_repeat():
     batches += [tuple(next(iter(loader)).tolist()) for _ in range(3)]
     assert len(set(batches)) == len(batches)
     assert loader.is_private
-
-
-def test_a_seed_must_be_asked_for_in_so_many_words():
-    with pytest.raises(ValueError, match="reproducibility_over_privacy=True"):
-        PoissonLoader(Numbers(10), batch_size=2, seed=0)
-    assert not seeded(Numbers(10), 2).is_private
 
 
 def test_a_seed_reproduces_the_run_and_every_epoch_differs():
@@ -591,13 +497,7 @@ def test_a_loader_of_opacus_is_taken_over():
 
 
 def test_pieces_are_numbered_within_their_step():
-    loader = PoissonLoader(
-        TensorDataset(torch.arange(40.0)),
-        batch_size=20,
-        max_physical_batch_size=6,
-        seed=0,
-        reproducibility_over_privacy=True,
-    )
+    loader = seeded(TensorDataset(torch.arange(40.0)), 20, max_physical_batch_size=6)
     pieces = [loader.current.piece for _ in loader]
     firsts = [i for i, piece in enumerate(pieces) if piece == 0]
     assert len(firsts) == 2

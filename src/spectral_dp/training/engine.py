@@ -32,6 +32,7 @@ from spectral_dp.mechanism.clipping import Clipping, ClippingName, clipping_poli
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.relations import Relation
 from spectral_dp.training import checkpoint
+from spectral_dp.training.coins import Coins, SecureCoins, SeededCoins
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.criterion import GhostMode, PlainMode, PrivateCriterion, check_mode
 from spectral_dp.training.optimizer import LossReduction, PrivateOptimizer
@@ -77,13 +78,11 @@ class PrivacyEngine:
     ) -> None:
         self.accountant = EngineAccountant("pld" if accountant == "prv" else accountant, Ledger(relation))
         self._relation = Relation(relation)
-        self._seed = seed
-        self._reproducible = reproducibility_over_privacy
-        self._noise: NoiseSource = (
-            SecureNoise()
-            if seed is None
-            else SeededNoise(seed, reproducibility_over_privacy=reproducibility_over_privacy)
-        )
+        self._noise: NoiseSource = SecureNoise()
+        self._coins: Coins = SecureCoins()
+        if seed is not None:
+            self._noise = SeededNoise(seed, reproducibility_over_privacy=reproducibility_over_privacy)
+            self._coins = SeededCoins(seed, reproducibility_over_privacy=reproducibility_over_privacy)
         self._run: Run | None = None
 
     @overload
@@ -538,8 +537,7 @@ class PrivacyEngine:
             loader = PoissonLoader.from_data_loader(
                 data_loader,
                 max_physical_batch_size=max_physical_batch_size,
-                seed=self._seed,
-                reproducibility_over_privacy=self._reproducible,
+                coins=self._coins,
             )
             return loader, loader.sample_rate, loader.expected_batch_size
         if sample_rate is None:

@@ -6,8 +6,7 @@ sampling that amplification speaks about (Mironov, Talwar, Zhang 2019): steps ma
 
 * no batch is rejected, resampled, truncated or filled up. An empty one is handed out as a batch of length zero, and the
   step still adds its noise; a large one is split into physical batches of *one* step, noised once;
-* nobody can tell which records were drawn. The coins come from ChaCha20 under a key that the operating system draws
-  for every epoch and that is never stored (a ``torch.Generator`` on the CPU has only 2³² seeds: few enough to try);
+* nobody can tell which records were drawn: the coins are those of :class:`~spectral_dp.training.coins.SecureCoins`;
 * the sum is divided by the *expected* batch size, which is public. The realised size is as secret as the records:
   dividing by it, printing or logging it is a release that nobody accounts for;
 * the number of records is public, as it sets ``q``.
@@ -17,17 +16,14 @@ The loader sees to the first two.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
@@ -38,9 +34,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.sampler import RandomSampler, SequentialSampler
 
+from spectral_dp.training.coins import Coins, SecureCoins
 from spectral_dp.training.records import by_index, number_of_records, refuse_repeated_records, without_records
 
-_CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
 _RARELY_EMPTY = 32  # an expected batch size from which no empty batch (probability about e^-32) need be planned for
 # What is kept of a DataLoader: all that has no bearing on privacy (`in_order=False` would mix up logical steps).
 _WORKERS = ("num_workers", "worker_init_fn", "prefetch_factor", "persistent_workers", "multiprocessing_context")
@@ -139,15 +135,14 @@ class PoissonLoader(_HandsOut):
         dataset: Any map-style dataset.
         batch_size: The expected size of a logical batch, at most ``len(dataset)``.
         max_physical_batch_size: The most records to load at once. Affects memory only, never what is released.
-        seed: Makes the batches reproducible, for experiments and tests: whoever knows the seed knows the batches, and
-            nothing is amplified.
-        reproducibility_over_privacy: Must be ``True`` with a ``seed``; says that the batches may be predictable.
+        coins: Decides which records take part in a step; nobody can predict them where None.
         like: A ``DataLoader`` whose ``collate_fn``, workers and memory pinning to use. The batches and their order do
             not depend on the workers, and ``collate_fn`` never sees an empty list of records.
 
     Attributes:
         sample_rate: ``q``, the probability of each record at each step: what the accountant needs.
         expected_batch_size: ``q * len(dataset)``, the public divisor.
+        coins: Decides which records take part in a step.
         is_private: Whether nobody can predict the batches.
         position: The ``(epoch, step)`` of the next logical step.
     """
@@ -158,8 +153,7 @@ class PoissonLoader(_HandsOut):
         *,
         batch_size: float,
         max_physical_batch_size: int | None = None,
-        seed: int | None = None,
-        reproducibility_over_privacy: bool = False,
+        coins: Coins | None = None,
         like: DataLoader[Any] | None = None,
     ) -> None:
         size = number_of_records(dataset)
@@ -170,18 +164,13 @@ class PoissonLoader(_HandsOut):
             )
         if max_physical_batch_size is not None and max_physical_batch_size < 1:
             raise ValueError(f"max_physical_batch_size must be at least 1 or None, got {max_physical_batch_size}")
-        if seed is not None and reproducibility_over_privacy is not True:
-            raise ValueError(
-                f"batches drawn from seed {seed} are known to whoever knows the seed, so sampling does not amplify "
-                "privacy: leave the seed out, or pass reproducibility_over_privacy=True for an experiment"
-            )
         refuse_repeated_records(dataset)
         self._ask_nobody()
         self._batch_size = batch_size
         self.max_physical_batch_size = max_physical_batch_size
-        self.is_private = seed is None
+        self.coins = coins or SecureCoins()
         self.position = self._start = (0, 0)  # where the run is; where the next iteration begins
-        self._size, self._seed, self._feed = size, seed, _Feed()
+        self._size, self._feed = size, _Feed()
         like = DataLoader(dataset) if like is None else like
         options: dict[str, Any] = {name: getattr(like, name) for name in _KEPT}
         super().__init__(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
@@ -196,8 +185,7 @@ class PoissonLoader(_HandsOut):
         data_loader: DataLoader[Any] | PoissonLoader,
         *,
         max_physical_batch_size: int | None = None,
-        seed: int | None = None,
-        reproducibility_over_privacy: bool = False,
+        coins: Coins | None = None,
     ) -> PoissonLoader:
         """Takes over dataset, batch size, collation, workers and memory pinning of a ``DataLoader``.
 
@@ -213,8 +201,7 @@ class PoissonLoader(_HandsOut):
             data_loader.dataset,
             batch_size=batch_size,
             max_physical_batch_size=max_physical_batch_size,
-            seed=seed,
-            reproducibility_over_privacy=reproducibility_over_privacy,
+            coins=coins,
             like=data_loader,
         )
 
@@ -222,6 +209,11 @@ class PoissonLoader(_HandsOut):
     def expected_batch_size(self) -> float:
         """``batch_size``, which is that of a logical batch. The ledger and the divisor are built on it."""
         return self._batch_size
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody can predict the batches."""
+        return self.coins.is_private
 
     @property
     def may_be_empty(self) -> bool:
@@ -258,9 +250,8 @@ class PoissonLoader(_HandsOut):
 
     def _draw(self, epoch: int, first_step: int) -> Iterator[tuple[NDArray[np.intp], bool]]:
         """Yields the records of each physical batch, and whether it is the last of its logical step."""
-        key = os.urandom(32) if self._seed is None else hashlib.sha256(f"Poisson {self._seed}".encode()).digest()
-        for step in range(first_step, len(self)):
-            drawn = _poisson_sample(self._size, self.sample_rate, key, epoch, step)
+        tosses = self.coins.tosses(self._size, self.sample_rate, epoch, first_step)
+        for drawn in itertools.islice(tosses, len(self) - first_step):
             parts = np.array_split(drawn, math.ceil(len(drawn) / (self.max_physical_batch_size or self._size)) or 1)
             yield from ((part, i == len(parts)) for i, part in enumerate(parts, start=1))
 
@@ -279,7 +270,7 @@ class PoissonLoader(_HandsOut):
         run draws its remaining steps afresh. Coins have no memory, so that is equally private. A seeded loader goes
         on with the very batches that would have followed.
         """
-        (epoch, step), seed = self.position, self._seed
+        (epoch, step), seed = self.position, self.coins.seed
         return {"epoch": epoch, "step": step, "size": self._size, "batch_size": self._batch_size, "seed": seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -364,18 +355,6 @@ class _Feed:
                 "spectral_dp.utils.batch_memory_manager"
             )
         return self.index_lists
-
-
-def _poisson_sample(size: int, sample_rate: float, key: bytes, epoch: int, step: int) -> NDArray[np.intp]:
-    """Tosses a coin for each of ``size`` records, other ones for each (epoch, step) of a key; returns the heads."""
-    nonce = bytes(8) + epoch.to_bytes(4, "little") + step.to_bytes(4, "little")  # the first 8 bytes count blocks
-    stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-    largest = np.uint64(int(sample_rate * 2.0**64) - 1)  # of 2^64 words, floor(q 2^64) are heads
-    heads = []
-    for start in range(0, size, _CHUNK):
-        words = np.frombuffer(stream.update(bytes(8 * min(_CHUNK, size - start))), dtype="<u8")
-        heads.append(start + np.flatnonzero(words <= largest))
-    return np.concatenate(heads)
 
 
 def _expected_batch_size(data_loader: DataLoader[Any]) -> float:

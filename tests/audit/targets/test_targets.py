@@ -6,11 +6,13 @@ import pytest
 import torch
 from tests.support import small_targets as small
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from spectral_dp import BlockCirculantLinear, SpectralConfig, audit
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.filters import PaperBandFilter
+from spectral_dp.training.sampling import PoissonLoader
 
 FAR = dataclasses.replace(small.CLAIM, max_grad_norm=1e6)  # nothing is clipped
 
@@ -82,15 +84,28 @@ def test_physical_splits_change_nothing():
     torch.testing.assert_close(*releases, rtol=1e-4, atol=1e-5)
 
 
-def test_an_audit_leaves_the_model_and_the_sampler_as_they_were():
-    from spectral_dp.training import sampling
-
-    model, tossed = small.model(), sampling._poisson_sample
+def test_an_audit_leaves_the_model_as_it_was():
+    model = small.model()
     before = [p.detach().clone() for p in model.parameters()]
     target = audit.SpectralTarget(model, small.CLAIM, input_shape=small.SHAPE)
     target.release(target.ordinary(3, torch.Generator()))
-    assert sampling._poisson_sample is tossed
     assert all(p.grad is None and torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_chosen_batches_are_those_of_the_audited_loader_only():
+    """Catches coins that are replaced for the whole process: a loader that is read meanwhile tosses its own."""
+    target, other = small.target(), iter(PoissonLoader(TensorDataset(torch.arange(400)), batch_size=200))
+    backward, seen = target._backward, []
+
+    def and_read_another(modules, rows):
+        seen.append((len(rows), len(next(other)[0])))
+        backward(modules, rows)
+
+    target._backward = and_read_another
+    target.release(target.ordinary(3, torch.Generator()))
+    ((chosen, of_other),) = seen
+    assert chosen == 3
+    assert of_other > 100
 
 
 def test_own_noise_is_fresh_and_a_seed_repeats_it():

@@ -38,6 +38,7 @@ from spectral_dp.audit.targets.target import (
     Target,
 )
 from spectral_dp.mechanism.transforms import get_transform
+from spectral_dp.training.coins import SeededCoins
 from spectral_dp.training.sampling import PoissonLoader
 
 Release = Callable[[Tensor], Tensor]
@@ -98,13 +99,11 @@ class FunctionTarget(Target):
 
     def batches(self, records: int) -> Iterator[list[int]]:
         """Poisson batches of our own loader, without end: a function of gradients does not sample by itself."""
-        seed = None if self._seed is None else self._seed + next(self._runs)  # every run tosses coins of its own
-        loader = PoissonLoader(
-            TensorDataset(torch.arange(records)),
-            batch_size=self.claim.sample_rate * records,
-            seed=seed,
-            reproducibility_over_privacy=seed is not None,
-        )
+        coins = None
+        if self._seed is not None:  # every run tosses coins of its own
+            coins = SeededCoins(self._seed + next(self._runs), reproducibility_over_privacy=True)
+        data = TensorDataset(torch.arange(records))
+        loader = PoissonLoader(data, batch_size=self.claim.sample_rate * records, coins=coins)
         while True:
             for (indices,) in loader:
                 yield indices.tolist()

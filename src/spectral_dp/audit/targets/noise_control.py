@@ -1,22 +1,27 @@
-"""Taking the place of the noise: a script that says beforehand what every draw will be.
+"""Taking the place of chance: a script that says beforehand what every draw of noise will be, and coins that do.
 
 A release is linear in the noise it draws. Fed zeros it shows its signal, fed unit vectors the map from noise to
 output, so the covariance of its noise can be read off exactly. The script reaches a release in one of two ways: as a
 :class:`~spectral_dp.NoiseSource`, or, for code that knows nothing of us, by answering torch's own samplers
-(``randn``, ``randn_like``, ``normal``, ``normal_``) for the time of one call.
+(``randn``, ``randn_like``, ``normal``, ``normal_``) for the time of one call. Which records a step is made of is chosen
+in the same way, by giving the loader :class:`ScriptedCoins`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from spectral_dp.mechanism.noise import NoiseSource
+from spectral_dp.training.coins import Coins
 
 
 class Script:
@@ -63,6 +68,19 @@ class ScriptedSource(NoiseSource):
     ) -> Tensor:
         """The next numbers of the script."""
         return self._script.take(shape, dtype, device)
+
+
+class ScriptedCoins(Coins):
+    """Coins that fall on the first so many records at every step. They hide nothing: for audits only."""
+
+    is_private = False
+
+    def __init__(self, records: int) -> None:
+        self._records = records
+
+    def tosses(self, size: int, sample_rate: float, epoch: int, first_step: int) -> Iterator[NDArray[np.intp]]:
+        """The same records at every step, whatever the rate."""
+        return itertools.repeat(np.arange(self._records))
 
 
 class TorchNoise(TorchFunctionMode):

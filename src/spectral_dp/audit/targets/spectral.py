@@ -12,19 +12,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from spectral_dp.audit.targets.excitations import LayerProbe
 from spectral_dp.audit.targets.model import ModelTarget
-from spectral_dp.audit.targets.noise_control import Script, ScriptedSource
+from spectral_dp.audit.targets.noise_control import Script, ScriptedCoins, ScriptedSource
 from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
 from spectral_dp.mechanism.clipping import NonFiniteWarning
 from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter
-from spectral_dp.training import sampling
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.engine import PrivacyEngine
 from spectral_dp.training.optimizer import PrivateOptimizer
@@ -97,8 +95,8 @@ class SpectralTarget(ModelTarget):
         """One logical step on these records; filters that learn forget it."""
         training = self._chosen
         training.optimizer.noise = self._own_noise if noise is None else ScriptedSource(noise)
-        with _drawn(len(records)):
-            released = next(self._steps(training, records))
+        training.loader.coins = ScriptedCoins(len(records))  # splitting and loading are the loader's own
+        released = next(self._steps(training, records))
         training.optimizer.gradients.load_filter_state(self._filters)
         training.optimizer.resume(0)
         return released
@@ -201,17 +199,6 @@ def _released_parameters(optimizer: PrivateOptimizer) -> list[nn.Parameter]:
 def _flat_gradients(optimizer: PrivateOptimizer) -> Tensor:
     gradients = [p.grad for p in _released_parameters(optimizer)]
     return torch.cat([g.detach().flatten().double() for g in gradients if g is not None])
-
-
-@contextmanager
-def _drawn(records: int) -> Iterator[None]:
-    """The coins of the Poisson loader fall on the first so many records; splitting and loading are its own."""
-    tossed = sampling._poisson_sample
-    sampling._poisson_sample = lambda *_: np.arange(records)
-    try:
-        yield
-    finally:
-        sampling._poisson_sample = tossed
 
 
 @contextmanager
