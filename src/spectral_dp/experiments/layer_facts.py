@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from spectral_dp.experiments.methods import Method, Ours
-from spectral_dp.mechanism.clipping import Clipped
 from spectral_dp.training.optimizer import PrivateOptimizer
 
 
@@ -24,24 +23,20 @@ def layer_facts(method: Method) -> list[dict[str, Any]]:
 
 
 def _facts(optimizer: PrivateOptimizer) -> list[dict[str, Any]]:
-    gradients = optimizer.gradients
-    blocks = gradients.trained_blocks
-    sizes = [sum(gradients.zeros(p).numel() for p in parameters) for _, parameters in blocks]
+    plan, gradients = optimizer.release_plan(), optimizer.gradients
+    parameters = dict(gradients.model.named_parameters())
     facts = []
-    for (layers, parameters), bound in zip(blocks, optimizer.clipping.noise_bounds(sizes), strict=True):
-        name, rule = layers[0]
-        names = {parameter: own for own, parameter in rule.parameters().items()}
-        for parameter in parameters:
-            released = gradients.zeros(parameter)
-            sensitivity = Clipped(released, bound).sensitivity(optimizer.relation)
-            noise_std = optimizer.noise_multiplier * sensitivity / optimizer.expected_batch_size
-            gains = rule.gains if names.get(parameter) == "weight" else None
-            left = released.numel() / parameter.numel() if gains is None else gains.noise_variance
+    for block in plan.blocks:
+        noise_std = block.noise_std / plan.expected_batch_size
+        for planned in block.parameters:
+            rule, own_name = gradients.owner(parameters[planned.name])
+            gains = rule.gains if own_name == "weight" else None
+            left = planned.coordinates / planned.size if gains is None else gains.noise_variance
             entry: dict[str, Any] = {
-                "name": f"{name}.{names.get(parameter, 'parameter')}",
+                "name": planned.name,
                 "kind": type(rule.module).__name__,
-                "parameters": parameter.numel(),
-                "released": released.numel(),
+                "parameters": planned.size,
+                "released": planned.coordinates,
                 "noise_std": noise_std,
                 "noise_std_per_parameter": noise_std * math.sqrt(left),
             }

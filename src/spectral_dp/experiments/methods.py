@@ -171,10 +171,10 @@ class Ours(Method):
         return {
             "library": "spectral-dp",
             "accountant": self._settings.accountant,
-            "relation": str(self._settings.relation),
+            "relation": str(self.private.relation),
             "noise_multiplier": self.private.noise_multiplier,
             "sample_rate": self._loader.sample_rate,
-            "expected_batch_size": self._loader.expected_batch_size,
+            "expected_batch_size": self.private.expected_batch_size,
             "steps": self.private.steps,
             "clipping": repr(self.private.clipping),
             "noise_source": "seeded, reproducible" if self._settings.reproducible else "operating system, ChaCha20",

@@ -144,6 +144,10 @@ class ModelGradients:
         for name, state in states.items():
             rules[name].config.filter.load_state_dict(state)
 
+    def owner(self, parameter: nn.Parameter) -> Owner:
+        """Returns the rule of a parameter's layer, and the name it knows the parameter by."""
+        return self._owners[parameter]
+
     def gradient(self, parameter: nn.Parameter, coefficients: Tensor) -> Tensor:
         """Turns coefficients of a parameter, noisy or not, into its gradient."""
         rule, name = self._owners[parameter]

@@ -228,7 +228,7 @@ class PrivacyEngine:
             relation=self._relation,
             views=augmentation_multiplicity,
             current_batch=lambda: _current(loader),
-            before_release=lambda: run.record(),
+            before_release=lambda plan: run.record(plan),
         )
         loader.settle = private.require_taken
         if rehearsal and not isinstance(loader.dataset, IterableDataset):

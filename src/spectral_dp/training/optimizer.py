@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from spectral_dp.mechanism.noise import NoiseSource
 from spectral_dp.mechanism.perturbation import add_noise
 from spectral_dp.relations import Relation
 from spectral_dp.training.opacus_names import OpacusNames
+from spectral_dp.training.release_plan import ReleasePlan, plan_release
 from spectral_dp.training.sampling import PhysicalBatch
 
 LossReduction = Literal["mean", "sum"]
@@ -58,7 +59,8 @@ class PrivateOptimizer(OpacusNames, Optimizer):
             are averaged before clipping.
         current_batch: Tells the size of the physical batch at hand and whether it ends its logical step; None where
             every call of :meth:`step` is a logical step of its own.
-        before_release: Called before every release: the ledger's entry, so that none can leave without one.
+        before_release: Called with the plan of every release before it leaves: the ledger's entry, so that none can
+            leave without one.
 
     Attributes:
         rehearsal: Is shown what the batches of a rehearsal recorded; they are not summed, and nothing is released. None
@@ -78,7 +80,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         relation: Relation = Relation.ADD_OR_REMOVE_ONE,
         views: int = 1,
         current_batch: Callable[[], PhysicalBatch | None] = lambda: None,
-        before_release: Callable[[], None] = lambda: None,
+        before_release: Callable[[ReleasePlan], None] = lambda plan: None,
     ) -> None:
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction must be 'mean' or 'sum', as the loss is made, got {loss_reduction!r}")
@@ -176,6 +178,16 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._sums, self._pieces = {}, 0
         self.gradients.begin_step(steps)
 
+    def release_plan(self) -> ReleasePlan:
+        """Returns what the coming release will consist of: its blocks, their bounds and the noise on them."""
+        return plan_release(
+            self.gradients,
+            self.clipping,
+            noise_multiplier=self.noise_multiplier,
+            relation=self.relation,
+            expected_batch_size=self.expected_batch_size,
+        )
+
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Adds the batch at hand to the logical step; if it is the last of it, releases and descends."""
         loss = None
@@ -249,17 +261,17 @@ class PrivateOptimizer(OpacusNames, Optimizer):
     def _release(self) -> None:
         """Noise on the sums, once; then the public rest: post-gain, inverse transform, divisor."""
         self._check_unchanged(begins=not self._sums)
-        self._before_release()
-        blocks = [parameters for _, parameters in self.gradients.trained_blocks]
-        sums = {p: self._sums[p] if p in self._sums else self.gradients.zeros(p) for p in self.gradients.trained}
-        self._sums, self._pieces = {}, 0
-        sizes = [sum(sums[p].numel() for p in block) for block in blocks]
-        for block, bound in zip(blocks, self.clipping.noise_bounds(sizes), strict=True):
-            for parameter in block:
-                clipped = Clipped(sums.pop(parameter), bound)
-                noisy = add_noise(clipped, self.noise_multiplier, self.noise, self.relation)
-                self.gradients.observe(parameter, noisy, self.noise_multiplier * clipped.sensitivity(self.relation))
-                gradient = self.gradients.gradient(parameter, noisy) / self.expected_batch_size
+        plan, parameters = self.release_plan(), dict(self.gradients.model.named_parameters())
+        self._check_planned(plan, parameters)
+        self._before_release(plan)
+        sums, self._sums, self._pieces = self._sums, {}, 0
+        for block in plan.blocks:
+            for planned in block.parameters:
+                parameter = parameters[planned.name]
+                value = sums.pop(parameter) if parameter in sums else self.gradients.zeros(parameter)
+                noisy = add_noise(Clipped(value, block.max_norm), plan.noise_multiplier, self.noise, plan.relation)
+                self.gradients.observe(parameter, noisy, block.noise_std)
+                gradient = self.gradients.gradient(parameter, noisy) / plan.expected_batch_size
                 parameter.grad = gradient.to(parameter.dtype)
                 self._released[parameter] = (parameter.grad, parameter.grad._version)
         self.steps += 1
@@ -317,6 +329,16 @@ class PrivateOptimizer(OpacusNames, Optimizer):
                 "loader.current.is_last, or once an epoch"
             )
         self._bounded_by = now
+
+    def _check_planned(self, plan: ReleasePlan, parameters: Mapping[str, nn.Parameter]) -> None:
+        """What was summed is what the plan is for, coordinate by coordinate."""
+        for planned in (planned for block in plan.blocks for planned in block.parameters):
+            value = self._sums.get(parameters[planned.name])
+            if value is not None and value.numel() != planned.coordinates:
+                raise RuntimeError(
+                    f"{value.numel()} coordinates of {planned.name} were summed, but {planned.coordinates} are to be "
+                    "released: the rule of its layer must sum what its coefficient_shape says"
+                )
 
     def _check_no_other_gradients(self) -> None:
         """Plain gradients of parameters come from uses outside their layers, which nobody clips."""

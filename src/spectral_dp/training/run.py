@@ -14,6 +14,7 @@ from spectral_dp.accounting.budget import Budget
 from spectral_dp.training.checkpoint import CheckpointError, require_equal
 from spectral_dp.training.config import SpectralConfig, plain_repr
 from spectral_dp.training.optimizer import PrivateOptimizer
+from spectral_dp.training.release_plan import ReleasePlan
 from spectral_dp.training.sampling import CountingLoader, PoissonLoader
 
 #: All ledgers that runs of this process have written to; of engines that are gone, too, for what they released stays.
@@ -60,11 +61,11 @@ class Run:
                 self.ledger, self.optimizer.noise_multiplier, self.sample_rate
             )
 
-    def record(self) -> None:
+    def record(self, release: ReleasePlan) -> None:
         """Enters the coming release in the ledger, if the plan allows it."""
         if self.plan is not None:
-            self.plan.check(self.ledger, self.optimizer.noise_multiplier, self.sample_rate)
-        self.ledger.record(self.optimizer.noise_multiplier, self.sample_rate)
+            self.plan.check(self.ledger, release.noise_multiplier, self.sample_rate)
+        self.ledger.record(release.noise_multiplier, self.sample_rate)
 
     def settings(self) -> dict[str, Any]:
         """Returns what must not change between a checkpoint and the run that resumes it."""

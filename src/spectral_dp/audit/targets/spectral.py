@@ -26,6 +26,7 @@ from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter, PaperBa
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.engine import PrivacyEngine
 from spectral_dp.training.optimizer import PrivateOptimizer
+from spectral_dp.training.release_plan import ReleasePlan
 from spectral_dp.training.sampling import PoissonLoader
 
 #: How many records a batch that the auditor chooses may hold, at least, and times the expected batch.
@@ -72,6 +73,7 @@ class SpectralTarget(ModelTarget):
         self._chosen = self._train(max(CAPACITY, TIMES_EXPECTED * math.ceil(expected)), expected)
         self._own_noise = self._chosen.optimizer.noise
         self._filters = copy.deepcopy(self._chosen.optimizer.gradients.filter_state())
+        self._plan = self._chosen.optimizer.release_plan()
         self.outputs = self._outputs()
 
     def _with_sizes(self, spectral: SpectralConfig) -> SpectralConfig:
@@ -112,7 +114,7 @@ class SpectralTarget(ModelTarget):
 
     def _steps(self, training: _Training, records: Sequence[Record]) -> Iterator[Tensor]:
         """An epoch: what each logical step released."""
-        _, optimizer, loader, modules = training
+        model, optimizer, loader, modules = training
         for (indices,) in loader:
             optimizer.zero_grad()
             with _quietly():
@@ -120,7 +122,7 @@ class SpectralTarget(ModelTarget):
                 optimizer.step()
             assert loader.current is not None
             if loader.current.is_last:
-                yield _flat_gradients(optimizer) * optimizer.expected_batch_size
+                yield _flat_gradients(model, self._plan) * optimizer.expected_batch_size
 
     def _train(self, samples: int, batch_size: float) -> _Training:
         model = copy.deepcopy(self._template)
@@ -138,29 +140,28 @@ class SpectralTarget(ModelTarget):
         return _Training(model, optimizer, loader, dict(model.named_modules()))
 
     def _outputs(self) -> list[Output]:
-        optimizer = self._chosen.optimizer
-        gradients, names = optimizer.gradients, {p: n for n, p in self._chosen.model.named_parameters()}
+        gradients, parameters = self._chosen.optimizer.gradients, dict(self._chosen.model.named_parameters())
         blocks = gradients.trained_blocks
-        sizes = [sum(gradients.zeros(p).numel() for p in parameters) for _, parameters in blocks]
-        scale = self.claim.noise_multiplier * self.claim.moves
         moving = {rule for layers, _ in blocks for _, rule in layers if not isinstance(rule.config.filter, STEADY)}
         shared = bool(moving) and self._options.get("noise_allocation") == "optimal"  # by how much each layer keeps
         outputs = []
-        for (layers, parameters), bound in zip(blocks, optimizer.clipping.noise_bounds(sizes), strict=True):
-            for p in parameters:
-                rule = next(rule for _, rule in layers if any(p is q for q in rule.parameters().values()))
-                filtered = p is rule.parameters().get("weight")
-                gains = rule.gains if filtered else None
+        for block in self._plan.blocks:
+            # Of the claim, not the plan's own: the auditor does not take the target's word for its sensitivity.
+            noise_std = self.claim.noise_multiplier * self.claim.moves * block.max_norm
+            for name in (planned.name for planned in block.parameters):
+                rule, own_name = gradients.owner(parameters[name])
+                gains = rule.gains if own_name == "weight" else None
                 shaped = gains is not None and (gains.kept_post is not None or isinstance(rule, SignalConvRule))
-                is_steady = not shared and not (filtered and rule in moving)
-                outputs.append(Output(names[p], tuple(p.shape), None if shaped else scale * bound, is_steady))
+                is_steady = not shared and not (own_name == "weight" and rule in moving)
+                shape = tuple(parameters[name].shape)
+                outputs.append(Output(name, shape, None if shaped else noise_std, is_steady))
         return outputs
 
     @cached_property
     def _probes(self) -> list[LayerProbe]:
         gradients = self._chosen.optimizer.gradients
         offsets, position = dict[nn.Parameter, int](), 0
-        for p in _released_parameters(self._chosen.optimizer):
+        for p in _released_parameters(self._chosen.model, self._plan):
             offsets[p] = position
             position += p.numel()
         probes = []
@@ -191,13 +192,14 @@ class _Training(NamedTuple):
     modules: dict[str, nn.Module]
 
 
-def _released_parameters(optimizer: PrivateOptimizer) -> list[nn.Parameter]:
+def _released_parameters(model: nn.Module, plan: ReleasePlan) -> list[nn.Parameter]:
     """In the order in which a step releases them."""
-    return [p for _, parameters in optimizer.gradients.trained_blocks for p in parameters]
+    parameters = dict(model.named_parameters())
+    return [parameters[planned.name] for block in plan.blocks for planned in block.parameters]
 
 
-def _flat_gradients(optimizer: PrivateOptimizer) -> Tensor:
-    gradients = [p.grad for p in _released_parameters(optimizer)]
+def _flat_gradients(model: nn.Module, plan: ReleasePlan) -> Tensor:
+    gradients = [p.grad for p in _released_parameters(model, plan)]
     return torch.cat([g.detach().flatten().double() for g in gradients if g is not None])
 
 
