@@ -13,32 +13,26 @@ from typing import Any, Literal, TypeAlias, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from spectral_dp import accounting
 from spectral_dp.accounting import Accountant, Ledger, Phase
 from spectral_dp.accounting.budget import Budget, EngineAccountant
-from spectral_dp.accounting.privacy_loss import checked
 from spectral_dp.gradients import ModelGradients, find_problems, fix
-from spectral_dp.gradients import validate as validate_module
 from spectral_dp.mechanism.clipping import Clipping, ClippingName, clipping_policy
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.relations import Relation
 from spectral_dp.training import checkpoint
+from spectral_dp.training.bookkeeping import Bookkeeping
 from spectral_dp.training.coins import Coins, SecureCoins, SeededCoins
+from spectral_dp.training.compatibility import check_criterion, require_compatible
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.criterion import GhostMode, PlainMode, PrivateCriterion, check_mode
+from spectral_dp.training.loaders import private_loader
 from spectral_dp.training.optimizer import LossReduction, PrivateOptimizer
 from spectral_dp.training.rehearsal import Rehearsal
 from spectral_dp.training.run import Run
-from spectral_dp.training.sampling import CountingLoader, PhysicalBatch, PoissonLoader
+from spectral_dp.training.sampling import CountingLoader, PoissonLoader
 from spectral_dp.training.schedulers import (
     Scheduler,
     require_same_schedulers,
@@ -196,9 +190,9 @@ class PrivacyEngine:
         """
         check_mode(grad_sample_mode)
         loss = PrivateCriterion(criterion, loss_reduction) if grad_sample_mode == "ghost" else None
-        plan = None
+        budget = None
         if self._run is not None:  # a second call starts another run, on the same ledger and within the same budget
-            plan = self._run.plan
+            budget = self._run.books.budget
             self._run.optimizer.gradients.remove()
             self._run = None
         if noise_generator is not None:
@@ -207,16 +201,24 @@ class PrivacyEngine:
                 "PrivacyEngine(seed=..., reproducibility_over_privacy=True)"
             )
         if loss is None:
-            _check_criterion(criterion, loss_reduction)
+            check_criterion(criterion, loss_reduction)
         if not batch_first:
             raise ValueError(
                 "samples must be numbered by the first dimension: use batch_first=True, and layers likewise"
             )
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         spectral = spectral or SpectralConfig.dpsgd()
-        loader, rate, expected = self._loader(data_loader, poisson_sampling, sample_rate, max_physical_batch_size)
+        loader, rate, expected = private_loader(
+            data_loader,
+            poisson_sampling=poisson_sampling,
+            sample_rate=sample_rate,
+            relation=self._relation,
+            coins=self._coins,
+            max_physical_batch_size=max_physical_batch_size,
+        )
         gradients = ModelGradients(module, spectral.layer_configs(module))
         policy = clipping_policy(clipping, max_grad_norm, noise_allocation)
+        books = Bookkeeping(self.accountant.ledger, rate, budget)
         private = PrivateOptimizer(
             optimizer,
             gradients,
@@ -227,8 +229,8 @@ class PrivacyEngine:
             loss_reduction=loss_reduction,
             relation=self._relation,
             views=augmentation_multiplicity,
-            current_batch=lambda: _current(loader),
-            before_release=lambda plan: run.record(plan),
+            current_batch=loader.require_current,
+            before_release=books.record,
         )
         loader.settle = private.require_taken
         if rehearsal and not isinstance(loader.dataset, IterableDataset):
@@ -240,8 +242,7 @@ class PrivacyEngine:
                 are_alike=loader.collate_fn is default_collate,
                 with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,
             ).batches
-        run = self._run = Run(self.accountant.ledger, private, loader, rate, spectral)
-        run.follow(plan)
+        self._run = Run(books, private, loader, spectral)
         return (module, private, loader) if loss is None else (module, private, loss, loader)
 
     @overload
@@ -364,7 +365,13 @@ class PrivacyEngine:
             )
         records = len(data_loader.dataset)  # type: ignore[arg-type]
         accounting.warn_if_delta_too_large(target_delta, records)
-        loader, rate, _ = self._loader(data_loader, poisson_sampling, sample_rate, None)
+        loader, rate, _ = private_loader(
+            data_loader,
+            poisson_sampling=poisson_sampling,
+            sample_rate=sample_rate,
+            relation=self._relation,
+            coins=self._coins,
+        )
         steps = epochs * len(loader)
         sigma = accounting.calibrate_noise(
             target_epsilon, target_delta, rate, steps, accountant=self.accountant.name, relation=self._relation
@@ -394,7 +401,7 @@ class PrivacyEngine:
         )
         assert self._run is not None
         planned = Phase(sigma, rate, steps)
-        self._run.follow(Budget(target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name))
+        self._run.books.budget = Budget(target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name)
         return result
 
     def get_epsilon(self, delta: float) -> float:
@@ -425,23 +432,7 @@ class PrivacyEngine:
         data_loader: DataLoader[Any] | None = None,
     ) -> None:
         """Raises an error that names cause and fix if these cannot be made private."""
-        validate_module(module)
-        if not any(p.requires_grad for p in module.parameters()):
-            raise ValueError("the model has no trainable parameter: unfreeze one with requires_grad_(True)")
-        if optimizer is not None:
-            if isinstance(optimizer, PrivateOptimizer):
-                raise ValueError(
-                    "the optimizer is private already: give the one it wraps, optimizer.original_optimizer"
-                )
-            own = set(module.parameters())
-            foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
-            if foreign:
-                raise ValueError(
-                    f"the optimizer holds {len(foreign)} parameters that are not the model's: build it from the "
-                    "parameters of this model (a copy has others)"
-                )
-        if data_loader is not None and not isinstance(data_loader, DataLoader):
-            raise TypeError(f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}")
+        require_compatible(module, optimizer, data_loader)
 
     @staticmethod
     def get_compatible_module(module: nn.Module) -> nn.Module:
@@ -520,98 +511,3 @@ class PrivacyEngine:
         if self._run is None:
             raise RuntimeError("nothing is private yet: call make_private or make_private_with_epsilon first")
         return self._run
-
-    def _loader(
-        self,
-        data_loader: DataLoader[Any],
-        poisson_sampling: bool,
-        sample_rate: float | None,
-        max_physical_batch_size: int | None,
-    ) -> tuple[PrivateLoader, float, float]:
-        """The loader to train with, the rate to account for, and the public divisor."""
-        if poisson_sampling:
-            if sample_rate is not None:
-                raise ValueError(
-                    "sample_rate is the batch size over the number of records: leave it out, or do not sample"
-                )
-            loader = PoissonLoader.from_data_loader(
-                data_loader,
-                max_physical_batch_size=max_physical_batch_size,
-                coins=self._coins,
-            )
-            return loader, loader.sample_rate, loader.expected_batch_size
-        if sample_rate is None:
-            raise ValueError(
-                "without Poisson sampling the batches of a loader are not what the accountant assumes: use "
-                "poisson_sampling=True, or relation=Relation.REPLACE_ONE and sample_rate=1.0, which claims nothing of "
-                "sampling"
-            )
-        if isinstance(data_loader, PoissonLoader):
-            raise ValueError("the loader samples by Poisson already: leave poisson_sampling and sample_rate out")
-        self._check_loader_as_it_is(data_loader, checked("sample_rate", sample_rate))
-        if max_physical_batch_size is not None:
-            raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")
-        if data_loader.batch_size is None:
-            raise ValueError("the DataLoader has batch_size=None, so there is no public divisor: set batch_size")
-        return CountingLoader(data_loader), sample_rate, float(data_loader.batch_size)
-
-    def _check_loader_as_it_is(self, data_loader: DataLoader[Any], sample_rate: float) -> None:
-        """Refuses what cannot be accounted for when a loader makes the batches itself.
-
-        Formal guarantee. In every pass over the data, whatever its order, a record is in one batch at most. Replacing
-        it changes that batch only and by at most 2C, so steps accounted at rate 1 under replace-one are an upper bound.
-        Removing it instead moves every later record up: all batches from there on change by up to 2C, which is what
-        add-or-remove-one does not allow for. And a record that takes part in every pass is not sampled at a rate below
-        1: shuffling is not Poisson sampling.
-        """
-        if not isinstance(data_loader.dataset, IterableDataset) and not _takes_each_once(data_loader):
-            raise ValueError(
-                f"a {type(data_loader.sampler).__name__} may draw a record twice into one batch, where it would count "
-                "twice, or choose by what records hold: use poisson_sampling=True, or make the loader with batch_size "
-                "and shuffle only, and express a choice of records as a torch.utils.data.Subset"
-            )
-        if sample_rate < 1:
-            raise ValueError(
-                f"this DataLoader takes every record in every pass, in order or shuffled, which is not Poisson "
-                f"sampling at rate {sample_rate:g} and spends more: use poisson_sampling=True, or sample_rate=1.0 with "
-                "PrivacyEngine(relation=Relation.REPLACE_ONE)"
-            )
-        if self._relation is not Relation.REPLACE_ONE:
-            raise ValueError(
-                "without Poisson sampling, removing a record moves every later one to another place, so all later "
-                "batches change: use poisson_sampling=True (with batch_size=len(dataset) to take all records at every "
-                "step), or PrivacyEngine(relation=Relation.REPLACE_ONE)"
-            )
-
-
-def _current(loader: PrivateLoader) -> PhysicalBatch:
-    if loader.current is None:
-        raise RuntimeError(
-            "step() before a batch was drawn from the loader that make_private returned: iterate over that one, not "
-            "over the DataLoader it was made from, whose batches are not what the ledger accounts for"
-        )
-    return loader.current
-
-
-def _takes_each_once(data_loader: DataLoader[Any]) -> bool:
-    """Whether a pass over the data is known to hold every record once at most, whatever the records hold."""
-    order: Any = data_loader.sampler
-    if type(order) is RandomSampler:
-        return not order.replacement and len(order) <= len(data_loader.dataset)  # type: ignore[arg-type]
-    if type(order) is SubsetRandomSampler:
-        return len({int(i) for i in order.indices}) == len(order.indices)
-    return type(order) is SequentialSampler
-
-
-def _check_criterion(criterion: Any, loss_reduction: str) -> None:
-    """Refuses losses that are known to divide by what other samples hold, or by something else than is said."""
-    if getattr(criterion, "reduction", loss_reduction) != loss_reduction:
-        raise ValueError(
-            f"{type(criterion).__name__} has reduction={criterion.reduction!r}, but loss_reduction={loss_reduction!r}: "
-            "give both the same, or every gradient is clipped at the wrong scale"
-        )
-    if getattr(criterion, "reduction", "mean") == "mean" and getattr(criterion, "weight", None) is not None:
-        raise ValueError(
-            f"{type(criterion).__name__} with class weights and reduction='mean' divides by the weights of the batch, "
-            "so one sample rescales the others: use reduction='sum' and loss_reduction='sum'"
-        )

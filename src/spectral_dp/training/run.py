@@ -10,11 +10,10 @@ from typing import Any
 from torch import nn
 
 from spectral_dp.accounting import Ledger
-from spectral_dp.accounting.budget import Budget
+from spectral_dp.training.bookkeeping import Bookkeeping
 from spectral_dp.training.checkpoint import CheckpointError, require_equal
 from spectral_dp.training.config import SpectralConfig, plain_repr
 from spectral_dp.training.optimizer import PrivateOptimizer
-from spectral_dp.training.release_plan import ReleasePlan
 from spectral_dp.training.sampling import CountingLoader, PoissonLoader
 
 #: All ledgers that runs of this process have written to; of engines that are gone, too, for what they released stays.
@@ -38,34 +37,23 @@ class Run:
 
     def __init__(
         self,
-        ledger: Ledger,
+        books: Bookkeeping,
         optimizer: PrivateOptimizer,
         loader: PoissonLoader | CountingLoader,
-        sample_rate: float,
         spectral: SpectralConfig,
     ) -> None:
-        self.ledger, self.optimizer, self.loader = ledger, optimizer, loader
-        self.sample_rate, self.spectral = sample_rate, spectral
-        self.plan: Budget | None = None
+        self.books, self.ledger = books, books.ledger
+        self.optimizer, self.loader, self.spectral = optimizer, loader, spectral
         self._begun_with = {
             "clipping": plain_repr(optimizer.clipping),
             "noise_multiplier": optimizer.noise_multiplier,
         }
-        _LEDGERS.append(ledger)
+        loader.stop_when = self.must_stop
+        _LEDGERS.append(self.ledger)
 
-    def follow(self, plan: Budget | None) -> None:
-        """Keeps within a budget from now on, if there is one."""
-        self.plan = plan
-        if plan is not None and plan.stop:
-            self.loader.stop_when = lambda: plan.is_spent(
-                self.ledger, self.optimizer.noise_multiplier, self.sample_rate
-            )
-
-    def record(self, release: ReleasePlan) -> None:
-        """Enters the coming release in the ledger, if the plan allows it."""
-        if self.plan is not None:
-            self.plan.check(self.ledger, release.noise_multiplier, self.sample_rate)
-        self.ledger.record(release.noise_multiplier, self.sample_rate)
+    def must_stop(self) -> bool:
+        """Returns whether the budget allows no other step: the loader asks before it draws one."""
+        return self.books.must_stop(self.optimizer.noise_multiplier)
 
     def settings(self) -> dict[str, Any]:
         """Returns what must not change between a checkpoint and the run that resumes it."""
@@ -73,7 +61,7 @@ class Run:
         return {
             **self._begun_with,  # a schedule may have changed them since
             "expected_batch_size": float(optimizer.expected_batch_size),
-            "sample_rate": self.sample_rate,
+            "sample_rate": self.books.sample_rate,
             "relation": str(optimizer.relation),
             "views": optimizer.views,
             "loss_reduction": optimizer.loss_reduction,

@@ -86,6 +86,15 @@ class _HandsOut(DataLoader[Any]):
     def _ask_nobody(self) -> None:
         self.current, self.stop_when, self.rehearse, self.settle = None, _never, _nothing, _ignore
 
+    def require_current(self) -> PhysicalBatch:
+        """Returns :attr:`current`; raises an error before the first batch was handed out."""
+        if self.current is None:
+            raise RuntimeError(
+                "step() before a batch was drawn from the loader that make_private returned: iterate over that one, "
+                "not over the DataLoader it was made from, whose batches are not what the ledger accounts for"
+            )
+        return self.current
+
     def read(self, indices: Sequence[int]) -> list[Any]:
         """Returns single records, read where batches are: a dataset may be set up, or open its files, in a worker.
 

@@ -1,0 +1,47 @@
+"""What cannot be made private is refused here, before anything is set up, with the cause and the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from spectral_dp.gradients import validate
+from spectral_dp.training.optimizer import PrivateOptimizer
+
+
+def require_compatible(
+    module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
+) -> None:
+    """Raises an error unless model, optimizer and data loader (the last two if given) can be made private."""
+    validate(module)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError("the model has no trainable parameter: unfreeze one with requires_grad_(True)")
+    if optimizer is not None:
+        if isinstance(optimizer, PrivateOptimizer):
+            raise ValueError("the optimizer is private already: give the one it wraps, optimizer.original_optimizer")
+        own = set(module.parameters())
+        foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
+        if foreign:
+            raise ValueError(
+                f"the optimizer holds {len(foreign)} parameters that are not the model's: build it from the "
+                "parameters of this model (a copy has others)"
+            )
+    if data_loader is not None and not isinstance(data_loader, DataLoader):
+        raise TypeError(f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}")
+
+
+def check_criterion(criterion: Any, loss_reduction: str) -> None:
+    """Refuses losses that are known to divide by what other samples hold, or by something else than is said."""
+    if getattr(criterion, "reduction", loss_reduction) != loss_reduction:
+        raise ValueError(
+            f"{type(criterion).__name__} has reduction={criterion.reduction!r}, but loss_reduction={loss_reduction!r}: "
+            "give both the same, or every gradient is clipped at the wrong scale"
+        )
+    if getattr(criterion, "reduction", "mean") == "mean" and getattr(criterion, "weight", None) is not None:
+        raise ValueError(
+            f"{type(criterion).__name__} with class weights and reduction='mean' divides by the weights of the batch, "
+            "so one sample rescales the others: use reduction='sum' and loss_reduction='sum'"
+        )

@@ -1,0 +1,98 @@
+"""Which loader a private run draws its batches from, and at which rate its steps are accounted for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+
+from spectral_dp.accounting.privacy_loss import checked
+from spectral_dp.relations import Relation
+from spectral_dp.training.coins import Coins
+from spectral_dp.training.sampling import CountingLoader, PoissonLoader
+
+
+class AccountedLoader(NamedTuple):
+    """A loader to train with.
+
+    Attributes:
+        loader: The loader.
+        sample_rate: The rate to account for.
+        expected_batch_size: The public divisor of the sums.
+    """
+
+    loader: PoissonLoader | CountingLoader
+    sample_rate: float
+    expected_batch_size: float
+
+
+def private_loader(
+    data_loader: DataLoader[Any],
+    *,
+    poisson_sampling: bool,
+    sample_rate: float | None,
+    relation: Relation,
+    coins: Coins,
+    max_physical_batch_size: int | None = None,
+) -> AccountedLoader:
+    """Returns the loader to train with; the arguments are those of ``PrivacyEngine.make_private``."""
+    if poisson_sampling:
+        if sample_rate is not None:
+            raise ValueError("sample_rate is the batch size over the number of records: leave it out, or do not sample")
+        loader = PoissonLoader.from_data_loader(
+            data_loader, max_physical_batch_size=max_physical_batch_size, coins=coins
+        )
+        return AccountedLoader(loader, loader.sample_rate, loader.expected_batch_size)
+    if sample_rate is None:
+        raise ValueError(
+            "without Poisson sampling the batches of a loader are not what the accountant assumes: use "
+            "poisson_sampling=True, or relation=Relation.REPLACE_ONE and sample_rate=1.0, which claims nothing of "
+            "sampling"
+        )
+    if isinstance(data_loader, PoissonLoader):
+        raise ValueError("the loader samples by Poisson already: leave poisson_sampling and sample_rate out")
+    _check_loader_as_it_is(data_loader, checked("sample_rate", sample_rate), relation)
+    if max_physical_batch_size is not None:
+        raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")
+    if data_loader.batch_size is None:
+        raise ValueError("the DataLoader has batch_size=None, so there is no public divisor: set batch_size")
+    return AccountedLoader(CountingLoader(data_loader), sample_rate, float(data_loader.batch_size))
+
+
+def _check_loader_as_it_is(data_loader: DataLoader[Any], sample_rate: float, relation: Relation) -> None:
+    """Refuses what cannot be accounted for when a loader makes the batches itself.
+
+    Formal guarantee. In every pass over the data, whatever its order, a record is in one batch at most. Replacing
+    it changes that batch only and by at most 2C, so steps accounted at rate 1 under replace-one are an upper bound.
+    Removing it instead moves every later record up: all batches from there on change by up to 2C, which is what
+    add-or-remove-one does not allow for. And a record that takes part in every pass is not sampled at a rate below
+    1: shuffling is not Poisson sampling.
+    """
+    if not isinstance(data_loader.dataset, IterableDataset) and not _takes_each_once(data_loader):
+        raise ValueError(
+            f"a {type(data_loader.sampler).__name__} may draw a record twice into one batch, where it would count "
+            "twice, or choose by what records hold: use poisson_sampling=True, or make the loader with batch_size "
+            "and shuffle only, and express a choice of records as a torch.utils.data.Subset"
+        )
+    if sample_rate < 1:
+        raise ValueError(
+            f"this DataLoader takes every record in every pass, in order or shuffled, which is not Poisson "
+            f"sampling at rate {sample_rate:g} and spends more: use poisson_sampling=True, or sample_rate=1.0 with "
+            "PrivacyEngine(relation=Relation.REPLACE_ONE)"
+        )
+    if relation is not Relation.REPLACE_ONE:
+        raise ValueError(
+            "without Poisson sampling, removing a record moves every later one to another place, so all later "
+            "batches change: use poisson_sampling=True (with batch_size=len(dataset) to take all records at every "
+            "step), or PrivacyEngine(relation=Relation.REPLACE_ONE)"
+        )
+
+
+def _takes_each_once(data_loader: DataLoader[Any]) -> bool:
+    """Whether a pass over the data is known to hold every record once at most, whatever the records hold."""
+    order: Any = data_loader.sampler
+    if type(order) is RandomSampler:
+        return not order.replacement and len(order) <= len(data_loader.dataset)  # type: ignore[arg-type]
+    if type(order) is SubsetRandomSampler:
+        return len({int(i) for i in order.indices}) == len(order.indices)
+    return type(order) is SequentialSampler
