@@ -17,6 +17,8 @@ from torch.utils.data import (
 )
 
 from spectral_dp import PrivacyEngine, Relation
+from spectral_dp.training.coins import SecureCoins
+from spectral_dp.training.loaders import private_loader
 from spectral_dp.training.sampling import PoissonLoader
 
 BATCH = 32
@@ -139,3 +141,13 @@ def test_replacing_a_record_changes_one_batch_and_removing_it_all_later_ones():
     moves = [float((a - b).norm()) for a, b in zip(before, removed, strict=True)]
     assert min(moves) > 0.1
     assert max(moves[:-1]) > 1
+
+
+def test_a_loader_as_it_is_is_accounted_without_sampling_whatever_it_says_of_itself():
+    """Opacus' loaders have a sample_rate attribute of their own."""
+    given = DataLoader(images(), batch_size=BATCH)
+    given.sample_rate = given.expected_batch_size = 0.01
+    loader = private_loader(
+        given, poisson_sampling=False, sample_rate=1.0, relation=Relation.REPLACE_ONE, coins=SecureCoins()
+    )
+    assert (loader.sample_rate, loader.expected_batch_size) == (1.0, BATCH)

@@ -193,6 +193,17 @@ def test_names_sizes_and_bounds():
     assert [block.name for block in optimizer.release_plan().blocks] == ["2", "3"]
 
 
+def test_a_layer_that_was_taken_out_of_the_model_is_released_as_noise_as_before():
+    """It is still the optimizer's: what is planned for must not depend on where the model keeps it."""
+    model, optimizer = private()
+    plan, head = optimizer.release_plan(), model[3]
+    model[3] = nn.Identity()
+    assert optimizer.release_plan() == plan
+    model(torch.ones(2, 1, 6, 6, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    assert bool(head.weight.grad.any())
+
+
 def test_a_plan_is_a_value():
     _, optimizer = private()
     plan = optimizer.release_plan()

@@ -24,12 +24,11 @@ def layer_facts(method: Method) -> list[dict[str, Any]]:
 
 def _facts(optimizer: PrivateOptimizer) -> list[dict[str, Any]]:
     plan, gradients = optimizer.release_plan(), optimizer.gradients
-    parameters = dict(gradients.model.named_parameters())
     facts = []
     for block in plan.blocks:
         noise_std = block.noise_std / plan.expected_batch_size
         for planned in block.parameters:
-            rule, own_name = gradients.owner(parameters[planned.name])
+            rule, own_name = gradients.owner(gradients.named_parameters[planned.name])
             gains = rule.gains if own_name == "weight" else None
             left = planned.coordinates / planned.size if gains is None else gains.noise_variance
             entry: dict[str, Any] = {

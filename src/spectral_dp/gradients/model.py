@@ -50,6 +50,7 @@ class ModelGradients:
         model: The model.
         state: Watches what forward passes leave behind in it.
         blocks: The layers, those that share parameters together.
+        named_parameters: The parameters that the model had when this was made, each by its first name.
     """
 
     def __init__(self, model: nn.Module, configs: Mapping[str, LayerConfig] | None = None) -> None:
@@ -57,6 +58,7 @@ class ModelGradients:
         self.model = model
         layers = layers_of(model, dict(configs or {}))
         self.blocks = by_shared_parameters(layers)
+        self.named_parameters = dict(model.named_parameters())
         self._owners: dict[nn.Parameter, Owner] = {}
         for layer in layers:
             for name, parameter in layer.rule.parameters().items():

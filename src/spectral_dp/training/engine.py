@@ -208,7 +208,7 @@ class PrivacyEngine:
             )
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         spectral = spectral or SpectralConfig.dpsgd()
-        loader, rate, expected = private_loader(
+        loader = private_loader(
             data_loader,
             poisson_sampling=poisson_sampling,
             sample_rate=sample_rate,
@@ -218,13 +218,13 @@ class PrivacyEngine:
         )
         gradients = ModelGradients(module, spectral.layer_configs(module))
         policy = clipping_policy(clipping, max_grad_norm, noise_allocation)
-        books = Bookkeeping(self.accountant.ledger, rate, budget)
+        books = Bookkeeping(self.accountant.ledger, loader.sample_rate, budget)
         private = PrivateOptimizer(
             optimizer,
             gradients,
             clipping=policy,
             noise_multiplier=noise_multiplier,
-            expected_batch_size=expected,
+            expected_batch_size=loader.expected_batch_size,
             noise=self._noise,
             loss_reduction=loss_reduction,
             relation=self._relation,
@@ -365,14 +365,14 @@ class PrivacyEngine:
             )
         records = len(data_loader.dataset)  # type: ignore[arg-type]
         accounting.warn_if_delta_too_large(target_delta, records)
-        loader, rate, _ = private_loader(
+        loader = private_loader(
             data_loader,
             poisson_sampling=poisson_sampling,
             sample_rate=sample_rate,
             relation=self._relation,
             coins=self._coins,
         )
-        steps = epochs * len(loader)
+        rate, steps = loader.sample_rate, epochs * len(loader)
         sigma = accounting.calibrate_noise(
             target_epsilon, target_delta, rate, steps, accountant=self.accountant.name, relation=self._relation
         )

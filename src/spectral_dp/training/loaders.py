@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
@@ -10,20 +10,6 @@ from spectral_dp.accounting.privacy_loss import checked
 from spectral_dp.relations import Relation
 from spectral_dp.training.coins import Coins
 from spectral_dp.training.sampling import CountingLoader, PoissonLoader
-
-
-class AccountedLoader(NamedTuple):
-    """A loader to train with.
-
-    Attributes:
-        loader: The loader.
-        sample_rate: The rate to account for.
-        expected_batch_size: The public divisor of the sums.
-    """
-
-    loader: PoissonLoader | CountingLoader
-    sample_rate: float
-    expected_batch_size: float
 
 
 def private_loader(
@@ -34,15 +20,12 @@ def private_loader(
     relation: Relation,
     coins: Coins,
     max_physical_batch_size: int | None = None,
-) -> AccountedLoader:
+) -> PoissonLoader | CountingLoader:
     """Returns the loader to train with; the arguments are those of ``PrivacyEngine.make_private``."""
     if poisson_sampling:
         if sample_rate is not None:
             raise ValueError("sample_rate is the batch size over the number of records: leave it out, or do not sample")
-        loader = PoissonLoader.from_data_loader(
-            data_loader, max_physical_batch_size=max_physical_batch_size, coins=coins
-        )
-        return AccountedLoader(loader, loader.sample_rate, loader.expected_batch_size)
+        return PoissonLoader.from_data_loader(data_loader, max_physical_batch_size=max_physical_batch_size, coins=coins)
     if sample_rate is None:
         raise ValueError(
             "without Poisson sampling the batches of a loader are not what the accountant assumes: use "
@@ -56,7 +39,7 @@ def private_loader(
         raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")
     if data_loader.batch_size is None:
         raise ValueError("the DataLoader has batch_size=None, so there is no public divisor: set batch_size")
-    return AccountedLoader(CountingLoader(data_loader), sample_rate, float(data_loader.batch_size))
+    return CountingLoader(data_loader)
 
 
 def _check_loader_as_it_is(data_loader: DataLoader[Any], sample_rate: float, relation: Relation) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -261,8 +261,8 @@ class PrivateOptimizer(OpacusNames, Optimizer):
     def _release(self) -> None:
         """Noise on the sums, once; then the public rest: post-gain, inverse transform, divisor."""
         self._check_unchanged(begins=not self._sums)
-        plan, parameters = self.release_plan(), dict(self.gradients.model.named_parameters())
-        self._check_planned(plan, parameters)
+        plan, parameters = self.release_plan(), self.gradients.named_parameters
+        self._check_planned(plan)
         self._before_release(plan)
         sums, self._sums, self._pieces = self._sums, {}, 0
         for block in plan.blocks:
@@ -330,10 +330,10 @@ class PrivateOptimizer(OpacusNames, Optimizer):
             )
         self._bounded_by = now
 
-    def _check_planned(self, plan: ReleasePlan, parameters: Mapping[str, nn.Parameter]) -> None:
+    def _check_planned(self, plan: ReleasePlan) -> None:
         """What was summed is what the plan is for, coordinate by coordinate."""
         for planned in (planned for block in plan.blocks for planned in block.parameters):
-            value = self._sums.get(parameters[planned.name])
+            value = self._sums.get(self.gradients.named_parameters[planned.name])
             if value is not None and value.numel() != planned.coordinates:
                 raise RuntimeError(
                     f"{value.numel()} coordinates of {planned.name} were summed, but {planned.coordinates} are to be "

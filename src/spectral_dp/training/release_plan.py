@@ -90,7 +90,7 @@ def plan_release(
     A convolution that is filtered over its input's plane (the paper's Algorithm 2) learns the size of its spectrum from
     the first batch, unless its ``LayerConfig`` gives it: until then there is no plan.
     """
-    names = {parameter: name for name, parameter in gradients.model.named_parameters()}
+    names = {parameter: name for name, parameter in gradients.named_parameters.items()}
     found = []
     for layers, parameters in gradients.trained_blocks:
         owners = [gradients.owner(parameter) for parameter in parameters]

@@ -300,7 +300,12 @@ class PoissonLoader(_HandsOut):
 
 
 class CountingLoader(_HandsOut):
-    """A ``DataLoader`` used as it is, every batch a logical step; says how many samples each batch holds."""
+    """A ``DataLoader`` used as it is, every batch a logical step; says how many samples each batch holds.
+
+    Attributes:
+        sample_rate: 1: every record takes part in every pass, and nothing is claimed of sampling.
+        expected_batch_size: The batch size of the loader, the public divisor.
+    """
 
     data_loader: DataLoader[Any]
 
@@ -313,6 +318,16 @@ class CountingLoader(_HandsOut):
         self._ask_nobody()
         self.data_loader = data_loader
         self._epoch = 0
+
+    @property
+    def sample_rate(self) -> float:
+        """1, whatever the loader says of itself."""
+        return 1.0
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The batch size of the loader."""
+        return float(self.data_loader.batch_size or 0)
 
     def __len__(self) -> int:
         return len(self.data_loader)

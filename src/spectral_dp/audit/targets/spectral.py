@@ -114,7 +114,7 @@ class SpectralTarget(ModelTarget):
 
     def _steps(self, training: _Training, records: Sequence[Record]) -> Iterator[Tensor]:
         """An epoch: what each logical step released."""
-        model, optimizer, loader, modules = training
+        optimizer, loader, modules = training
         for (indices,) in loader:
             optimizer.zero_grad()
             with _quietly():
@@ -122,7 +122,7 @@ class SpectralTarget(ModelTarget):
                 optimizer.step()
             assert loader.current is not None
             if loader.current.is_last:
-                yield _flat_gradients(model, self._plan) * optimizer.expected_batch_size
+                yield _flat_gradients(optimizer, self._plan) * optimizer.expected_batch_size
 
     def _train(self, samples: int, batch_size: float) -> _Training:
         model = copy.deepcopy(self._template)
@@ -137,10 +137,10 @@ class SpectralTarget(ModelTarget):
             **self._options,
         )
         assert isinstance(loader, PoissonLoader)
-        return _Training(model, optimizer, loader, dict(model.named_modules()))
+        return _Training(optimizer, loader, dict(model.named_modules()))
 
     def _outputs(self) -> list[Output]:
-        gradients, parameters = self._chosen.optimizer.gradients, dict(self._chosen.model.named_parameters())
+        gradients = self._chosen.optimizer.gradients
         blocks = gradients.trained_blocks
         moving = {rule for layers, _ in blocks for _, rule in layers if not isinstance(rule.config.filter, STEADY)}
         shared = bool(moving) and self._options.get("noise_allocation") == "optimal"  # by how much each layer keeps
@@ -149,19 +149,19 @@ class SpectralTarget(ModelTarget):
             # Of the claim, not the plan's own: the auditor does not take the target's word for its sensitivity.
             noise_std = self.claim.noise_multiplier * self.claim.moves * block.max_norm
             for name in (planned.name for planned in block.parameters):
-                rule, own_name = gradients.owner(parameters[name])
+                parameter = gradients.named_parameters[name]
+                rule, own_name = gradients.owner(parameter)
                 gains = rule.gains if own_name == "weight" else None
                 shaped = gains is not None and (gains.kept_post is not None or isinstance(rule, SignalConvRule))
                 is_steady = not shared and not (own_name == "weight" and rule in moving)
-                shape = tuple(parameters[name].shape)
-                outputs.append(Output(name, shape, None if shaped else noise_std, is_steady))
+                outputs.append(Output(name, tuple(parameter.shape), None if shaped else noise_std, is_steady))
         return outputs
 
     @cached_property
     def _probes(self) -> list[LayerProbe]:
         gradients = self._chosen.optimizer.gradients
         offsets, position = dict[nn.Parameter, int](), 0
-        for p in _released_parameters(self._chosen.model, self._plan):
+        for p in _released_parameters(self._chosen.optimizer, self._plan):
             offsets[p] = position
             position += p.numel()
         probes = []
@@ -186,20 +186,19 @@ class SpectralTarget(ModelTarget):
 class _Training(NamedTuple):
     """What ``make_private`` returned."""
 
-    model: nn.Module
     optimizer: PrivateOptimizer
     loader: PoissonLoader
     modules: dict[str, nn.Module]
 
 
-def _released_parameters(model: nn.Module, plan: ReleasePlan) -> list[nn.Parameter]:
+def _released_parameters(optimizer: PrivateOptimizer, plan: ReleasePlan) -> list[nn.Parameter]:
     """In the order in which a step releases them."""
-    parameters = dict(model.named_parameters())
+    parameters = optimizer.gradients.named_parameters
     return [parameters[planned.name] for block in plan.blocks for planned in block.parameters]
 
 
-def _flat_gradients(model: nn.Module, plan: ReleasePlan) -> Tensor:
-    gradients = [p.grad for p in _released_parameters(model, plan)]
+def _flat_gradients(optimizer: PrivateOptimizer, plan: ReleasePlan) -> Tensor:
+    gradients = [p.grad for p in _released_parameters(optimizer, plan)]
     return torch.cat([g.detach().flatten().double() for g in gradients if g is not None])
 
 
