@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
+from spectral_dp import PrivacyEngine
 from spectral_dp.training.coins import Coins, SecureCoins, SeededCoins
 from spectral_dp.training.sampling import PoissonLoader
 
@@ -151,3 +152,20 @@ def test_seeded_coins_go_on_from_any_step():
     whole = [batch.tolist() for batch in itertools.islice(seeded(3).tosses(64, 0.3, 2, 0), 9)]
     rest = [batch.tolist() for batch in itertools.islice(seeded(3).tosses(64, 0.3, 2, 4), 5)]
     assert rest == whole[4:]
+
+
+@pytest.mark.parametrize(("options", "kind"), [({}, SecureCoins), ({"seed": 7}, SeededCoins)])
+def test_an_engine_chooses_the_coins_whatever_the_loader_it_is_given_has(options, kind):
+    """Catches a seeded loader that makes a private run predictable."""
+    engine = PrivacyEngine(**options, reproducibility_over_privacy=bool(options))
+    model = torch.nn.Linear(1, 1)
+    _, _, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=PoissonLoader(TensorDataset(torch.ones(9, 1)), batch_size=3, coins=seeded(1)),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    assert type(loader.coins) is kind
+    assert loader.coins.seed == options.get("seed")
+    assert loader.is_private is not bool(options)
