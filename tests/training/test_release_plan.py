@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 from tests.support import small_targets as small
+from tests.support.broken_steps import BrokenNoise, ForgetfulClipping
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,7 +16,7 @@ from spectral_dp.experiments.layer_facts import _facts
 from spectral_dp.gradients import LayerConfig, ModelGradients
 from spectral_dp.mechanism.clipping import FlatClipping, PerLayerClipping
 from spectral_dp.mechanism.filters import AnnealedFilter, LowPassFilter, PaperBandFilter
-from spectral_dp.mechanism.noise import NoiseSource, SeededNoise
+from spectral_dp.mechanism.noise import SeededNoise
 from spectral_dp.relations import Relation
 from spectral_dp.training.optimizer import PrivateOptimizer
 
@@ -83,14 +84,8 @@ def test_the_noise_of_a_step_is_that_of_the_plan(clipping, relation):
     assert max(p_values(total[:2], dataclasses.replace(plan, blocks=tuple(blocks)))) < ALPHA
 
 
-class LessNoise(NoiseSource):
-    is_private = False
-
-    def __init__(self):
-        self.source = SeededNoise(0, reproducibility_over_privacy=True)
-
-    def normal(self, *args, **options):
-        return 2 / 3 * self.source.normal(*args, **options)
+def less_noise(draw):
+    return 2 / 3 * draw()
 
 
 class Departing(PrivateOptimizer):
@@ -107,23 +102,22 @@ class LowersItsMultiplier(Departing):
         self.noise_multiplier /= 2 / 3
 
 
-class EachByItself(PerLayerClipping):
-    def noise_bounds(self, sizes):
-        return list(self._bounds(len(sizes)))
-
-
 class OtherBounds(Departing):
     """Clips by the plan, and noises each block by its own bound, without the shares of the others."""
 
     def _release(self):
-        agreed, self.clipping = self.clipping, EachByItself(self.clipping.max_norms)
+        agreed, self.clipping = self.clipping, ForgetfulClipping(self.clipping.max_norms)
         super()._release()
         self.clipping = agreed
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(PrivateOptimizer, {"noise": LessNoise()}), (LowersItsMultiplier, {}), (OtherBounds, {})],
+    [
+        (PrivateOptimizer, {"noise": BrokenNoise(less_noise, SeededNoise(0, reproducibility_over_privacy=True))}),
+        (LowersItsMultiplier, {}),
+        (OtherBounds, {}),
+    ],
     ids=["weaker noise", "lower multiplier", "other bounds"],
 )
 def test_control_a_step_that_departs_from_its_plan_is_caught(kind, options):
@@ -291,4 +285,4 @@ def test_control_an_audit_does_not_take_a_sensitivity_on_trust(monkeypatch):
     target = small.target(dataclasses.replace(small.CLAIM, relation=Relation.REPLACE_ONE))
     assert target.outputs[0].noise_std == pytest.approx(2 * target._plan.blocks[0].noise_std)
     generator = torch.Generator().manual_seed(0)
-    assert not audit.linear_map(target, audit.noise_map(target), target.blocks(2, generator), generator).ok
+    assert not audit.check_linear_map(target, audit.find_noise_map(target), target.blocks(2, generator), generator).ok
