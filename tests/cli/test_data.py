@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from spectral_dp.cli.data import data_app
 from spectral_dp.data import NAMES, catalog
-from spectral_dp.data.catalog import Edition, Original, Recipe
+from spectral_dp.data.catalog import DatasetInfo, Edition, Original
 from spectral_dp.data.formats import parse_idx_pair
 
 CONTENT = b"any bytes will do: nothing is parsed here"
@@ -31,8 +31,8 @@ def mirror(monkeypatch, tmp_path):
     (directory / "file.gz").write_bytes(gzip.compress(CONTENT))
     file = Original("file", hashlib.md5(CONTENT).hexdigest(), len(CONTENT))
     edition = Edition((file,), (), "folder", parse_idx_pair)
-    small = Recipe("small", (1, 2, 2), 10, 4, 2, (0.5,), (0.5,), (edition,), (directory.as_uri() + "/",))
-    monkeypatch.setattr(catalog, "RECIPES", (catalog.find("digits"), small))
+    small = DatasetInfo("small", (1, 2, 2), 10, 4, 2, (0.5,), (0.5,), (edition,), (directory.as_uri() + "/",))
+    monkeypatch.setattr(catalog, "DATASETS", (catalog.find("digits"), small))
     monkeypatch.setattr(catalog, "NAMES", ("digits", "small"))
     return directory
 

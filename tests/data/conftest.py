@@ -19,8 +19,8 @@ def _isolated(monkeypatch, tmp_path):
 
 @pytest.fixture
 def publish(monkeypatch):
-    """Puts recipes in the place of the catalog's."""
-    return lambda *recipes: monkeypatch.setattr(catalog, "RECIPES", recipes)
+    """Puts data sets in the place of the catalog's."""
+    return lambda *infos: monkeypatch.setattr(catalog, "DATASETS", infos)
 
 
 @pytest.fixture

@@ -135,13 +135,13 @@ def test_nothing_to_do():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"views": 0}, "got 0 and 1"),
+        ({"augmentation_multiplicity": 0}, "got 0 and 1"),
         ({"shift": -1}, "got 2 and -1"),
         ({"images": torch.zeros(3, 4, 4)}, r"got shape \(3, 4, 4\)"),
         ({"shift": 4, "padding": "reflect"}, "a shift of 4 cannot be reflected in images of 4 x 4"),
     ],
 )
 def test_refused(change, reason):
-    arguments = {"images": torch.zeros(2, 3, 4, 4), "views": 2, "flip": True, "shift": 1} | change
+    arguments = {"images": torch.zeros(2, 3, 4, 4), "augmentation_multiplicity": 2, "flip": True, "shift": 1} | change
     with pytest.raises(DataError, match=reason):
         random_views(**arguments)

@@ -35,48 +35,48 @@ def put(place, contents):
 
 
 def test_install_then_read(tmp_path):
-    recipe, contents = tiny_mnist()
-    place = place_of(recipe, tmp_path / "new" / "cache")
+    info, contents = tiny_mnist()
+    place = place_of(info, tmp_path / "new" / "cache")
     put(place, contents)
-    assert read_cached(recipe, tmp_path / "new" / "cache") == contents
+    assert read_cached(info, tmp_path / "new" / "cache") == contents
     assert [path.name for path in place.parent.iterdir()] == ["tiny"], "no workspace is left"
     assert {path.name for path in place.iterdir()} == set(IDX_NAMES), "the published files and nothing else"
 
 
 def test_not_fetched_yet_says_how():
-    recipe, _ = tiny_mnist()
+    info, _ = tiny_mnist()
     with pytest.raises(DataError, match="run `spectral-dp data get tiny`"):
-        read_cached(recipe)
+        read_cached(info)
     with pytest.raises(DataError, match="run `spectral-dp data get tiny --cache elsewhere`"):
-        read_cached(recipe, "elsewhere")
+        read_cached(info, "elsewhere")
 
 
 def test_corrupt_cache_names_the_file_and_the_cure(tmp_path):
-    recipe, contents = tiny_mnist()
-    put(place_of(recipe, tmp_path), contents)
-    damaged = place_of(recipe, tmp_path) / IDX_NAMES[2]
+    info, contents = tiny_mnist()
+    put(place_of(info, tmp_path), contents)
+    damaged = place_of(info, tmp_path) / IDX_NAMES[2]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x00")
     with pytest.raises(DataError, match=rf"cache is corrupt: .*{IDX_NAMES[2]}: md5 .* get tiny --cache .* --force`"):
-        read_cached(recipe, tmp_path)
+        read_cached(info, tmp_path)
 
 
 def test_state(tmp_path):
-    recipe, contents = tiny_mnist()
-    place = place_of(recipe, tmp_path)
-    assert state_of(recipe, place) == "absent"
+    info, contents = tiny_mnist()
+    place = place_of(info, tmp_path)
+    assert state_of(info, place) == "absent"
     put(place, contents)
-    assert state_of(recipe, place) == "cached"
+    assert state_of(info, place) == "cached"
     (place / IDX_NAMES[1]).write_bytes(b"short")
-    assert state_of(recipe, place) == "corrupt"
+    assert state_of(info, place) == "corrupt"
     (place / IDX_NAMES[1]).unlink()
-    assert state_of(recipe, place) == "corrupt"
+    assert state_of(info, place) == "corrupt"
 
 
 @pytest.mark.parametrize("before", [None, {"old": b"content"}], ids=["new", "replacing"])
 @pytest.mark.parametrize("at", ["fsync", "rename"])
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before, at):
-    recipe, contents = tiny_mnist()
-    place = place_of(recipe, tmp_path)
+    info, contents = tiny_mnist()
+    place = place_of(info, tmp_path)
     if before:
         write(place, before)
     real_rename = Path.rename
@@ -100,22 +100,22 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before, at):
 @pytest.mark.parametrize("cache", ["file", "file/below"])
 def test_unwritable_cache(tmp_path, cache):
     (tmp_path / "file").write_text("in the way")
-    recipe, contents = tiny_mnist()
+    info, contents = tiny_mnist()
     with pytest.raises(DataError, match=r"cannot use the cache .*file.* choose another directory with --cache"):
-        put(place_of(recipe, tmp_path / cache), contents)
+        put(place_of(info, tmp_path / cache), contents)
     assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_nothing_else_is_replaced(tmp_path):
     """A cache directory given by mistake: a directory of that name with something else in it is not a data set."""
-    recipe, _ = tiny_mnist()
-    place = place_of(recipe, tmp_path)
-    check_replaceable(recipe, place)
+    info, _ = tiny_mnist()
+    place = place_of(info, tmp_path)
+    check_replaceable(info, place)
     write(place, {IDX_NAMES[0]: b"damaged"})
-    check_replaceable(recipe, place)
+    check_replaceable(info, place)
     write(place, {"thesis.tex": b"years of work"})
     with pytest.raises(DataError, match=r"something else than tiny \(thesis.tex\)"):
-        check_replaceable(recipe, place)
+        check_replaceable(info, place)
     (tmp_path / "tiny2").write_text("a file")
     with pytest.raises(DataError, match="something else"):
-        check_replaceable(recipe, tmp_path / "tiny2")
+        check_replaceable(info, tmp_path / "tiny2")

@@ -4,12 +4,12 @@ import pytest
 import torch
 from tests.support.published import tiny_mnist, write
 
-from spectral_dp.data import DataError, cache_directory, load
+from spectral_dp.data import DataError, cache_directory, load_dataset
 
 
 @pytest.fixture(scope="module")
 def digits():
-    return load("digits")
+    return load_dataset("digits")
 
 
 def test_digits(digits):
@@ -37,34 +37,37 @@ def test_digits_constants_are_those_of_the_training_images(digits):
 
 def test_digits_have_no_path():
     with pytest.raises(DataError, match="comes with scikit-learn"):
-        load("digits", path="somewhere")
+        load_dataset("digits", path="somewhere")
 
 
 def test_from_cache_and_from_path_are_the_same(publish, tmp_path):
-    recipe, contents = tiny_mnist()
-    publish(recipe)
+    info, contents = tiny_mnist()
+    publish(info)
     write(cache_directory() / "tiny", contents)
-    from_cache, from_path = load("tiny"), load("tiny", path=write(tmp_path / "official", contents, compressed=True))
+    from_cache, from_path = (
+        load_dataset("tiny"),
+        load_dataset("tiny", path=write(tmp_path / "official", contents, compressed=True)),
+    )
     for name in ("train_images", "train_labels", "test_images", "test_labels"):
         assert torch.equal(getattr(from_cache, name), getattr(from_path, name))
-    assert (from_cache.mean, from_cache.std) == (recipe.mean, recipe.std)
+    assert (from_cache.mean, from_cache.std) == (info.mean, info.std)
 
 
 def test_tensors_are_writable_and_contiguous(publish):
-    recipe, contents = tiny_mnist()
-    publish(recipe)
+    info, contents = tiny_mnist()
+    publish(info)
     write(cache_directory() / "tiny", contents)
-    images = load("tiny").train_images
+    images = load_dataset("tiny").train_images
     assert images.is_contiguous()
     images.zero_()
-    assert load("tiny").train_images.any()
+    assert load_dataset("tiny").train_images.any()
 
 
 def test_unknown_name_lists_the_valid_ones():
     with pytest.raises(DataError, match="'imagenet'; choose one of digits, mnist, fashion-mnist, cifar10, cifar100"):
-        load("imagenet")
+        load_dataset("imagenet")
 
 
 def test_not_fetched():
     with pytest.raises(DataError, match="run `spectral-dp data get cifar10`"):
-        load("cifar10")
+        load_dataset("cifar10")

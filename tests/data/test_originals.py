@@ -5,24 +5,24 @@ import gzip
 import pytest
 from tests.support.published import IDX_NAMES, TEST, TRAIN, cifar_arrays, tar, tiny_cifar, tiny_mnist, write
 
-from spectral_dp.data import DataError, load
+from spectral_dp.data import DataError, load_dataset
 from spectral_dp.data.originals import read_path
 
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("folder", [".", "MNIST/raw"])
 def test_idx_directory(tmp_path, folder, compressed):
-    recipe, contents = tiny_mnist()
+    info, contents = tiny_mnist()
     write(tmp_path / folder, contents, compressed=compressed)
-    assert read_path(recipe, tmp_path) == (recipe.editions[0], contents)
+    assert read_path(info, tmp_path) == (info.editions[0], contents)
 
 
 @pytest.mark.parametrize("edition", [0, 1], ids=["binary", "python"])
 @pytest.mark.parametrize("layout", ["files", "folder", "archive", "archive in a directory"])
 def test_cifar_layouts(tmp_path, publish, layout, edition):
-    recipe, *forms = tiny_cifar()
-    publish(recipe)
-    chosen = recipe.editions[edition]
+    info, *forms = tiny_cifar()
+    publish(info)
+    chosen = info.editions[edition]
     archive = tmp_path / chosen.archive
     if layout.startswith("archive"):
         extra = {f"{chosen.folder}/readme.html": b"hello", "../evil": b"evil"}
@@ -32,7 +32,7 @@ def test_cifar_layouts(tmp_path, publish, layout, edition):
     else:
         write(tmp_path / chosen.folder, forms[edition])
     path = {"files": tmp_path / chosen.folder, "archive": archive}.get(layout, tmp_path)
-    dataset = load("tiny-cifar", path=str(path))
+    dataset = load_dataset("tiny-cifar", path=str(path))
     arrays = list(cifar_arrays().values())
     assert (len(dataset.train_labels), len(dataset.test_labels)) == (TRAIN, TEST)
     assert dataset.train_images[:10].numpy().tobytes() == arrays[0][0].tobytes()
@@ -51,75 +51,75 @@ def test_cifar_layouts(tmp_path, publish, layout, edition):
 )
 @pytest.mark.parametrize("compressed", [True, False])
 def test_damaged_files_are_named(tmp_path, damage, reason, compressed):
-    recipe, contents = tiny_mnist()
+    info, contents = tiny_mnist()
     contents[IDX_NAMES[0]] = damage(contents[IDX_NAMES[0]])
     write(tmp_path, contents, compressed=compressed)
     with pytest.raises(DataError, match=f"{IDX_NAMES[0]}.*: {reason}"):
-        read_path(recipe, tmp_path)
+        read_path(info, tmp_path)
 
 
 def test_a_gzip_bomb_is_not_inflated(tmp_path):
-    recipe, contents = tiny_mnist()
+    info, contents = tiny_mnist()
     write(tmp_path, contents, compressed=True)
     (tmp_path / f"{IDX_NAMES[0]}.gz").write_bytes(gzip.compress(bytes(10**7)))
     with pytest.raises(DataError, match="more than the 336 bytes"):
-        read_path(recipe, tmp_path)
+        read_path(info, tmp_path)
 
 
 def test_an_oversize_file_is_not_read(tmp_path):
-    recipe, contents = tiny_mnist()
+    info, contents = tiny_mnist()
     write(tmp_path, contents, compressed=True)
     with (tmp_path / f"{IDX_NAMES[0]}.gz").open("wb") as file:
         file.truncate(2**34)  # sparse: takes no room, but would take 16 GiB to read
     with pytest.raises(DataError, match="refused: 17179869184 bytes, compressed"):
-        read_path(recipe, tmp_path)
+        read_path(info, tmp_path)
 
 
 def test_files_without_a_published_size_are_bounded_too(tmp_path):
-    recipe, _, pickled = tiny_cifar()
+    info, _, pickled = tiny_cifar()
     directory = write(tmp_path / "cifar-py", pickled)
     with (directory / "data_batch_1").open("wb") as file:
         file.truncate(2**34)
     with pytest.raises(DataError, match="refused: 17179869184 bytes"):
-        read_path(recipe, tmp_path)
+        read_path(info, tmp_path)
 
 
 def test_a_pickle_is_verified_before_it_is_parsed(tmp_path):
-    recipe, _, pickled = tiny_cifar()
+    info, _, pickled = tiny_cifar()
     write(tmp_path / "cifar-py", pickled | {"test_batch": b"cos\nsystem\n(S'false'\ntR."})
     with pytest.raises(DataError, match="test_batch: md5"):
-        read_path(recipe, tmp_path)
+        read_path(info, tmp_path)
 
 
 def test_missing_file(tmp_path):
-    recipe, contents = tiny_mnist()
+    info, contents = tiny_mnist()
     del contents[IDX_NAMES[3]]
     with pytest.raises(DataError, match=f"{IDX_NAMES[3]} is missing"):
-        read_path(recipe, write(tmp_path, contents))
+        read_path(info, write(tmp_path, contents))
 
 
 def test_archive_with_a_missing_or_damaged_member(tmp_path):
-    recipe, binary, _ = tiny_cifar()
+    info, binary, _ = tiny_cifar()
     members = {f"cifar-bin/{name}": content for name, content in binary.items()}
     archive = tmp_path / "renamed.tgz"
     archive.write_bytes(tar(members | {"cifar-bin/test_batch.bin": b"short"}))
     with pytest.raises(DataError, match=r"test_batch.bin in .*renamed.tgz: truncated: 5 of 30730 bytes"):
-        read_path(recipe, archive)
+        read_path(info, archive)
     del members["cifar-bin/test_batch.bin"]
     archive.write_bytes(tar(members))
     with pytest.raises(DataError, match=r"renamed.tgz: test_batch.bin is missing"):
-        read_path(recipe, archive)
+        read_path(info, archive)
 
 
 def test_what_is_not_there_says_what_is_read(tmp_path):
-    recipe, *_ = tiny_cifar()
+    info, *_ = tiny_cifar()
     with pytest.raises(DataError, match="no such file or directory"):
-        read_path(recipe, tmp_path / "absent")
+        read_path(info, tmp_path / "absent")
     with pytest.raises(DataError, match=r"holds no tiny-cifar: looked there for cifar-binary.tar.gz or cifar-bin/"):
-        read_path(recipe, tmp_path)
+        read_path(info, tmp_path)
     (tmp_path / "text").write_text("hello")
     with pytest.raises(DataError, match=r"text: not a tar archive.*read from cifar-binary.tar.gz or"):
-        read_path(recipe, tmp_path / "text")
+        read_path(info, tmp_path / "text")
     (tmp_path / "other.tar").write_bytes(tar({"something": b"else"}))
     with pytest.raises(DataError, match=r"other.tar holds no tiny-cifar"):
-        read_path(recipe, tmp_path / "other.tar")
+        read_path(info, tmp_path / "other.tar")

@@ -1,4 +1,4 @@
-"""Small data sets in the published formats, with recipes that know their checksums."""
+"""Small data sets in the published formats, with descriptions that know their checksums."""
 
 import gzip
 import hashlib
@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from spectral_dp.data.catalog import Edition, Original, Recipe
+from spectral_dp.data.catalog import DatasetInfo, Edition, Original
 from spectral_dp.data.formats import parse_cifar, parse_idx_pair
 from spectral_dp.data.packages import Package
 from spectral_dp.data.pickles import parse_cifar_pickles
@@ -28,7 +28,7 @@ def original(name, content, **changes):
 
 def recipe_of(name, shape, editions, **changes):
     channels = shape[0]
-    return Recipe(name, shape, 10, TRAIN, TEST, (0.5,) * channels, (0.25,) * channels, editions, **changes)
+    return DatasetInfo(name, shape, 10, TRAIN, TEST, (0.5,) * channels, (0.25,) * channels, editions, **changes)
 
 
 def idx(array):
@@ -36,7 +36,7 @@ def idx(array):
 
 
 def tiny_mnist(**changes):
-    """A recipe and the contents of its four files."""
+    """A info and the contents of its four files."""
     arrays = (random_bytes(TRAIN, 4, 4), random_bytes(TRAIN, below=10), random_bytes(TEST, 4, 4), random_bytes(TEST))
     contents = dict(zip(IDX_NAMES, map(idx, arrays), strict=True))
     files = [original(name, content) for name, content in contents.items()]
@@ -64,7 +64,7 @@ def cifar_record_bytes(images, labels):
 
 
 def tiny_cifar(**changes):
-    """A recipe with a binary and a Python edition, and the contents of the files of each."""
+    """A info with a binary and a Python edition, and the contents of the files of each."""
     binary = {f"{batch}.bin": cifar_record_bytes(*arrays) for batch, arrays in cifar_arrays().items()}
     pickled = {batch: python2_batch(*arrays) for batch, arrays in cifar_arrays().items()}
     editions = []

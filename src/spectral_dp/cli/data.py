@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from spectral_dp.data.catalog import Recipe
-    from spectral_dp.data.mirrors import Progress
+    from spectral_dp.data.catalog import DatasetInfo
+    from spectral_dp.data.mirrors import DownloadProgress
 
 data_app = typer.Typer(help="Lists and fetches data sets.", no_args_is_help=True)
 
@@ -33,32 +33,32 @@ def get(
     \b
     spectral-dp data get mnist cifar10
     """  # noqa: D301  (\b is for click: keep these lines as they are)
-    from spectral_dp.data import DataError, fetch
+    from spectral_dp.data import DataError, fetch_dataset
     from spectral_dp.data.catalog import find
 
     try:
-        recipes = [find(name) for name in dict.fromkeys(names)]
+        infos = [find(name) for name in dict.fromkeys(names)]
     except DataError as error:
         raise typer.BadParameter(str(error)) from error
     failed = False
-    for recipe in recipes:
-        if not recipe.editions:
-            typer.echo(f"{recipe.name}: comes with scikit-learn, nothing to fetch")
+    for info in infos:
+        if not info.editions:
+            typer.echo(f"{info.name}: comes with scikit-learn, nothing to fetch")
             continue
         try:
             with _progress_bar() as progress:
-                place = fetch(recipe.name, cache=cache, progress=progress, force=force)
+                place = fetch_dataset(info.name, cache=cache, progress=progress, force=force)
         except DataError as error:
             typer.echo(f"error: {error}", err=True)
             failed = True
         else:
-            typer.echo(f"{recipe.name}: {place}")
+            typer.echo(f"{info.name}: {place}")
     if failed:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
-class Row:
+class ListedDataset:
     """One data set as listed. ``bytes`` is what it takes in the cache, ``where`` the directory if it is there."""
 
     name: str
@@ -78,10 +78,10 @@ def list_(
 ) -> None:
     """Lists the data sets and whether they are in the cache."""
     from spectral_dp.data import DataError, cache_directory
-    from spectral_dp.data.catalog import RECIPES
+    from spectral_dp.data.catalog import DATASETS
 
     try:
-        rows = [_row(recipe, cache) for recipe in RECIPES]
+        rows = [_row(info, cache) for info in DATASETS]
     except DataError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
@@ -92,18 +92,18 @@ def list_(
         Console().print(_table(rows, f"cache: {place}; fetch with `spectral-dp data get NAME`"))
 
 
-def _row(recipe: "Recipe", cache: Path | None) -> Row:
+def _row(info: "DatasetInfo", cache: Path | None) -> ListedDataset:
     from spectral_dp.data.cache import place_of, state_of
 
     size, state, where = 0, "bundled", None
-    if recipe.editions:
-        place = place_of(recipe, cache)
-        size, state = recipe.editions[0].limit, state_of(recipe, place)
+    if info.editions:
+        place = place_of(info, cache)
+        size, state = info.editions[0].limit, state_of(info, place)
         where = None if state == "absent" else str(place)
-    return Row(recipe.name, recipe.train_samples, recipe.test_samples, recipe.shape, recipe.classes, size, state, where)
+    return ListedDataset(info.name, info.train_samples, info.test_samples, info.shape, info.classes, size, state, where)
 
 
-def _table(rows: list[Row], caption: str) -> Table:
+def _table(rows: list[ListedDataset], caption: str) -> Table:
     table = Table(caption=caption)
     for heading in ("name", "train", "test", "shape", "classes", "size", "state"):
         table.add_column(heading, justify="left" if heading in ("name", "state") else "right", no_wrap=True)
@@ -121,7 +121,7 @@ def _table(rows: list[Row], caption: str) -> Table:
 
 
 @contextmanager
-def _progress_bar() -> Iterator["Progress"]:
+def _progress_bar() -> Iterator["DownloadProgress"]:
     """A bar on stderr that shows the file under way and vanishes at the end; none where stderr is no terminal."""
     from rich import progress
 

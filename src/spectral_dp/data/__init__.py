@@ -5,7 +5,7 @@ from spectral_dp.data.cache import cache_directory
 from spectral_dp.data.catalog import NAMES
 from spectral_dp.data.dataset import ImageDataset
 from spectral_dp.data.errors import DataError
-from spectral_dp.data.fetch import fetch
-from spectral_dp.data.load import load
+from spectral_dp.data.fetch import fetch_dataset
+from spectral_dp.data.load import load_dataset
 
-__all__ = ["NAMES", "DataError", "ImageDataset", "cache_directory", "fetch", "load", "random_views"]
+__all__ = ["NAMES", "DataError", "ImageDataset", "cache_directory", "fetch_dataset", "load_dataset", "random_views"]

@@ -15,7 +15,7 @@ Padding = Literal["zero", "reflect"]
 
 def random_views(
     images: Tensor,
-    views: int,
+    augmentation_multiplicity: int,
     *,
     flip: bool,
     shift: int,
@@ -26,7 +26,7 @@ def random_views(
 
     Args:
         images: ``(B, C, H, W)``, of any type; uint8 stays uint8.
-        views: Views per image K, at least 1.
+        augmentation_multiplicity: Number of views of each image K, at least 1.
         flip: Whether to flip.
         shift: Largest shift in pixels, in each direction, along each axis; 0 for none.
         generator: Where the randomness comes from; the default generator of the images' device if None.
@@ -42,22 +42,26 @@ def random_views(
     """
     if images.dim() != 4:
         raise DataError(f"images are (B, C, H, W), got shape {tuple(images.shape)}")
-    if views < 1 or shift < 0:
-        raise DataError(f"at least 1 view and a shift of at least 0 pixels are needed, got {views} and {shift}")
+    if augmentation_multiplicity < 1 or shift < 0:
+        raise DataError(
+            f"an augmentation_multiplicity of at least 1 and a shift of at least 0 pixels are needed, "
+            f"got {augmentation_multiplicity} and {shift}"
+        )
     samples, _, height, width = images.shape
     if padding == "reflect" and shift >= min(height, width):
         raise DataError(f"a shift of {shift} cannot be reflected in images of {height} x {width}: use zero padding")
     device = images.device if generator is None else generator.device
     # Three words a view, in the order of the views: a batch that comes in parts gets the views that it would get whole.
-    words = torch.randint(2**31, (samples * views, 3), generator=generator, device=device).to(images.device)
+    shape = (samples * augmentation_multiplicity, 3)
+    words = torch.randint(2**31, shape, generator=generator, device=device).to(images.device)
     if shift:
         # All windows of the padded image, as a view without copies: (B, C, 2 shift + 1, 2 shift + 1, H, W).
         windows = _pad(images, shift, padding).unfold(2, height, 1).unfold(3, width, 1)
         down, right = (words[:, :2] % (2 * shift + 1)).unbind(1)  # of 2^31 words: uniform to within 1e-7
-        sample = torch.arange(samples, device=images.device).repeat_interleave(views)
+        sample = torch.arange(samples, device=images.device).repeat_interleave(augmentation_multiplicity)
         result = windows[sample, :, down, right]
     else:
-        result = images.repeat_interleave(views, dim=0)
+        result = images.repeat_interleave(augmentation_multiplicity, dim=0)
     if flip:
         mirrored = (words[:, 2] % 2).bool().view(-1, 1, 1, 1)
         result = torch.where(mirrored, result.flip(-1), result)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from spectral_dp.data.catalog import Recipe
+from spectral_dp.data.catalog import DatasetInfo
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.originals import read_edition
 from spectral_dp.files import partial_directory, whole_file
@@ -22,40 +22,40 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "spectral-dp"
 
 
-def place_of(recipe: Recipe, cache: str | os.PathLike[str] | None = None) -> Path:
+def place_of(info: DatasetInfo, cache: str | os.PathLike[str] | None = None) -> Path:
     """The directory of a data set in the cache, there or not."""
-    return (cache_directory() if cache is None else Path(cache)) / recipe.name
+    return (cache_directory() if cache is None else Path(cache)) / info.name
 
 
-def read_cached(recipe: Recipe, cache: str | os.PathLike[str] | None = None) -> dict[str, bytes]:
+def read_cached(info: DatasetInfo, cache: str | os.PathLike[str] | None = None) -> dict[str, bytes]:
     """Reads and verifies a data set from the cache.
 
     Raises:
         DataError: Not there, or damaged.
     """
-    place = place_of(recipe, cache)
+    place = place_of(info, cache)
     option = "" if cache is None else f" --cache {cache}"
     with plain_errors(place):
         fetched = place.is_dir()
     if not fetched:
         raise DataError(
-            f"{recipe.name} is not in {place.parent}: run `spectral-dp data get {recipe.name}{option}`, "
+            f"{info.name} is not in {place.parent}: run `spectral-dp data get {info.name}{option}`, "
             "or give the path of the official files"
         )
     try:
-        return read_edition(place, recipe.editions[0])
+        return read_edition(place, info.editions[0])
     except DataError as error:
         raise DataError(
-            f"the cache is corrupt: {error}; run `spectral-dp data get {recipe.name}{option} --force`"
+            f"the cache is corrupt: {error}; run `spectral-dp data get {info.name}{option} --force`"
         ) from error
 
 
 State = Literal["absent", "cached", "corrupt"]
 
 
-def state_of(recipe: Recipe, place: Path) -> State:
+def state_of(info: DatasetInfo, place: Path) -> State:
     """Whether a data set is in its place in the cache, by the sizes of its files: a quick look, no proof."""
-    files = [(place / original.name, original.size) for original in recipe.editions[0].files]
+    files = [(place / original.name, original.size) for original in info.editions[0].files]
     with plain_errors(place):
         if not place.exists():
             return "absent"
@@ -82,15 +82,15 @@ def workspace(place: Path) -> Iterator[Path]:
         yield directory
 
 
-def check_replaceable(recipe: Recipe, place: Path) -> None:
+def check_replaceable(info: DatasetInfo, place: Path) -> None:
     """Refuses to replace anything but a data set: a cache directory given by mistake may hold other things."""
     if not place.exists():
         return
     strangers = {path.name for path in place.iterdir()} if place.is_dir() else {place.name}
-    strangers -= {file.name for file in recipe.editions[0].files}
+    strangers -= {file.name for file in info.editions[0].files}
     if strangers:
         raise DataError(
-            f"{place} holds something else than {recipe.name} ({', '.join(sorted(strangers)[:3])}): "
+            f"{place} holds something else than {info.name} ({', '.join(sorted(strangers)[:3])}): "
             "move it away or choose another cache directory"
         )
 

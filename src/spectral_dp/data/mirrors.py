@@ -14,7 +14,7 @@ from spectral_dp.data.catalog import Edition
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.packages import Contents
 
-Progress = Callable[[str, int, int | None], None]
+DownloadProgress = Callable[[str, int, int | None], None]
 """Told what is being fetched, how many bytes of it have come, and of how many (None: not known)."""
 
 _TIMEOUT = 8.0  # seconds without an answer or a byte
@@ -23,7 +23,7 @@ _OVERHEAD = 2**20  # what compression and archive headers may add to the publish
 _USER_AGENT = "spectral-dp"
 
 
-def fetch_from_mirror(edition: Edition, address: str, progress: Progress) -> Contents:
+def fetch_from_mirror(edition: Edition, address: str, progress: DownloadProgress) -> Contents:
     """Downloads the files of an edition, or its archive, from below an address; they are not verified yet.
 
     Raises:
@@ -39,7 +39,7 @@ def fetch_from_mirror(edition: Edition, address: str, progress: Progress) -> Con
     return {name.removeprefix(f"{edition.folder}/"): content for name, content in found.items()}
 
 
-def _download(url: str, size: int, progress: Progress) -> bytes:
+def _download(url: str, size: int, progress: DownloadProgress) -> bytes:
     """Downloads a file that holds at most ``size`` bytes, compressed."""
     limit = size + _OVERHEAD
     content = bytearray()

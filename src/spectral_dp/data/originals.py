@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from spectral_dp.data.archives import gunzip, read_members
-from spectral_dp.data.catalog import Edition, Original, Recipe
+from spectral_dp.data.catalog import DatasetInfo, Edition, Original
 from spectral_dp.data.errors import DataError
 
 _GZIP_OVERHEAD = 64 * 2**10  # gzip adds next to nothing to what it cannot compress
@@ -32,7 +32,7 @@ def read_edition(directory: Path, edition: Edition) -> dict[str, bytes]:
     return {original.name: _read(directory, original) for original in edition.files}
 
 
-def read_path(recipe: Recipe, path: str | os.PathLike[str]) -> tuple[Edition, dict[str, bytes]]:
+def read_path(info: DatasetInfo, path: str | os.PathLike[str]) -> tuple[Edition, dict[str, bytes]]:
     """Reads and verifies a data set from an official archive, or from a directory with one or with its files.
 
     Raises:
@@ -40,29 +40,29 @@ def read_path(recipe: Recipe, path: str | os.PathLike[str]) -> tuple[Edition, di
     """
     place = Path(path)
     if place.is_file():
-        return _read_archive(recipe, place)
+        return _read_archive(info, place)
     if not place.is_dir():
         raise DataError(f"{place}: no such file or directory")
-    for edition in recipe.editions:
+    for edition in info.editions:
         for directory in (place, place / edition.folder):
             if any(_candidates(directory, original) for original in edition.files):
                 return edition, read_edition(directory, edition)
         if edition.archive and (place / edition.archive).is_file():
-            return _read_archive(recipe, place / edition.archive)
-    raise DataError(f"{place} holds no {recipe.name}: looked there for {_what_is_read(recipe)}")
+            return _read_archive(info, place / edition.archive)
+    raise DataError(f"{place} holds no {info.name}: looked there for {_what_is_read(info)}")
 
 
-def _read_archive(recipe: Recipe, archive: Path) -> tuple[Edition, dict[str, bytes]]:
-    members = [f"{edition.folder}/{file.name}" for edition in recipe.editions for file in edition.files]
+def _read_archive(info: DatasetInfo, archive: Path) -> tuple[Edition, dict[str, bytes]]:
+    members = [f"{edition.folder}/{file.name}" for edition in info.editions for file in edition.files]
     try:
         found = read_members(archive, members)
     except (DataError, OSError) as error:
-        raise DataError(f"{archive}: {error}; {recipe.name} is read from {_what_is_read(recipe)}") from error
-    for edition in recipe.editions:
+        raise DataError(f"{archive}: {error}; {info.name} is read from {_what_is_read(info)}") from error
+    for edition in info.editions:
         contents = {file.name: found.get(f"{edition.folder}/{file.name}") for file in edition.files}
         if any(content is not None for content in contents.values()):
             return edition, {file.name: _verified(archive, file, contents[file.name]) for file in edition.files}
-    raise DataError(f"{archive} holds no {recipe.name}: {recipe.name} is read from {_what_is_read(recipe)}")
+    raise DataError(f"{archive} holds no {info.name}: {info.name} is read from {_what_is_read(info)}")
 
 
 def _verified(archive: Path, original: Original, content: bytes | None) -> bytes:
@@ -106,9 +106,9 @@ def _check_size(original: Original, size: int) -> None:
         raise DataError(f"refused: {size} bytes, {size - original.limit} more than it may have")
 
 
-def _what_is_read(recipe: Recipe) -> str:
+def _what_is_read(info: DatasetInfo) -> str:
     forms = []
-    for edition in recipe.editions:
+    for edition in info.editions:
         first = edition.files[0].name
         forms.append(
             f"{edition.archive} or {edition.folder}/{first} and the rest"

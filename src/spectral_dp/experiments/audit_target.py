@@ -40,13 +40,13 @@ def from_settings(
     settings = settings.resolved()
     if not settings.is_private:
         raise SettingsError(f"method {settings.method} claims no privacy, so there is nothing to audit")
-    recipe = catalog.find(settings.dataset)
+    info = catalog.find(settings.dataset)
     if input_shape is None:
-        channels, height, width = recipe.shape
+        channels, height, width = info.shape
         side = settings.image_size
         input_shape = (channels, side or height, side or width)
     claim = claim or claim_of(settings, samples)
-    model = build_network(settings, input_shape, classes or recipe.classes)
+    model = build_network(settings, input_shape, classes or info.classes)
     name = f"{settings.model} ({settings.method})"
     if settings.method == "opacus":
         return OpacusTarget(model, claim, input_shape=input_shape, name=name)

@@ -106,7 +106,7 @@ def check_data(runs: Mapping[str, Settings], root: Path) -> None:
     """
     unfinished = [settings for name, settings in runs.items() if not _is_finished(root / name, settings)]
     for name, path in sorted({(s.dataset, s.data_path or "") for s in unfinished}):
-        data.load(name, path=path or None)
+        data.load_dataset(name, path=path or None)
 
 
 def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Results]:

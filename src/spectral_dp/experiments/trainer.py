@@ -80,7 +80,7 @@ def run(
 
 def load_data(settings: Settings) -> ImageDataset:
     """Returns the data set of a run."""
-    dataset = data.load(settings.dataset, path=settings.data_path)
+    dataset = data.load_dataset(settings.dataset, path=settings.data_path)
     if settings.validation_size:
         dataset = dataset.with_validation(settings.validation_size)
     dataset = dataset.subset(settings.train_size, settings.test_size)
