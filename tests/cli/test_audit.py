@@ -8,7 +8,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from spectral_dp.audit import Effort
-from spectral_dp.cli.audit import audit
+from spectral_dp.cli.audit import audit_command
 from spectral_dp.models import registry
 
 SOUND = """
@@ -47,7 +47,7 @@ def mine(tmp_path):
 
 def run(*arguments):
     app = typer.Typer()
-    app.command()(audit)
+    app.command()(audit_command)
     return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
 
 

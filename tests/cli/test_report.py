@@ -5,10 +5,10 @@ import typer
 from tests.support.fabricated_runs import fabricate
 from typer.testing import CliRunner
 
-from spectral_dp.cli.report import report
+from spectral_dp.cli.report import report_command
 
 app = typer.Typer()
-app.command()(report)
+app.command()(report_command)
 
 
 @pytest.fixture(autouse=True)

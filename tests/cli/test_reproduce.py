@@ -7,7 +7,7 @@ import typer
 from tests.support.fabricated_runs import fabricate
 from typer.testing import CliRunner
 
-from spectral_dp.cli.reproduce import reproduce
+from spectral_dp.cli.reproduce import reproduce_command
 from spectral_dp.experiments import cells
 from spectral_dp.experiments.recipe import names
 from spectral_dp.experiments.run_directory import RunDirectory
@@ -63,7 +63,7 @@ def trainer(monkeypatch):
 
 def run(*arguments):
     app = typer.Typer()
-    app.command()(reproduce)
+    app.command()(reproduce_command)
     return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
 
 

@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 
 from spectral_dp._version import __version__
-from spectral_dp.cli.audit import audit
-from spectral_dp.cli.budget import budget
-from spectral_dp.cli.compare import compare
+from spectral_dp.cli.audit import audit_command
+from spectral_dp.cli.budget import budget_command
+from spectral_dp.cli.compare import compare_command
 from spectral_dp.cli.data import data_app
-from spectral_dp.cli.report import report
-from spectral_dp.cli.reproduce import reproduce
-from spectral_dp.cli.train import train
+from spectral_dp.cli.report import report_command
+from spectral_dp.cli.reproduce import reproduce_command
+from spectral_dp.cli.train import train_command
 
 app = typer.Typer(
     name="spectral-dp",
@@ -37,10 +37,10 @@ def main(
     """Differentially private training in a spectral domain."""
 
 
-app.command()(budget)
-app.command()(train)
-app.command()(compare)
-app.command()(report)
-app.command()(reproduce)
-app.command()(audit)
+app.command("budget")(budget_command)
+app.command("train")(train_command)
+app.command("compare")(compare_command)
+app.command("report")(report_command)
+app.command("reproduce")(reproduce_command)
+app.command("audit")(audit_command)
 app.add_typer(data_app, name="data")

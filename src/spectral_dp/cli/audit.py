@@ -24,7 +24,7 @@ VIOLATION = 1
 
 
 @with_settings
-def audit(
+def audit_command(
     given: dict[str, Any],
     run: Annotated[
         Path | None, typer.Argument(help="Directory of a finished run; or describe one by the flags of train.")

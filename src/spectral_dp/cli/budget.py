@@ -47,7 +47,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Row:
+class Answer:
     """One line of the answer."""
 
     accountant: "Accountant"
@@ -56,7 +56,7 @@ class Row:
     target_epsilon: float | None
 
 
-def budget(
+def budget_command(
     samples: Annotated[int, typer.Option(min=1, help="Number of records N.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Expected batch size B; the sample rate is B/N.")],
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of ceil(N/B) steps each.")],
@@ -115,7 +115,7 @@ def _plain_errors() -> Iterator[None]:
                 typer.echo(f"warning: {warning.message}", err=True)
 
 
-def _answer(plan: Plan, epsilons: list[float], multipliers: list[float], choice: AccountantChoice) -> list[Row]:
+def _answer(plan: Plan, epsilons: list[float], multipliers: list[float], choice: AccountantChoice) -> list[Answer]:
     from spectral_dp import accounting  # late: what lies below takes a second that --help need not wait for
 
     accounting.warn_if_delta_too_large(plan.delta, plan.samples)
@@ -128,7 +128,7 @@ def _answer(plan: Plan, epsilons: list[float], multipliers: list[float], choice:
                     target, plan.delta, plan.sample_rate, plan.steps, accountant=name, relation=plan.relation
                 )
                 wanted.append((sigma, target))
-            rows += [Row(name, sigma, _spent(plan, name, sigma, plan.steps), target) for sigma, target in wanted]
+            rows += [Answer(name, sigma, _spent(plan, name, sigma, plan.steps), target) for sigma, target in wanted]
     return rows
 
 
@@ -140,7 +140,7 @@ def _spent(plan: Plan, accountant: "Accountant", noise_multiplier: float, steps:
     )
 
 
-def _table(plan: Plan, rows: list[Row]) -> Table:
+def _table(plan: Plan, rows: list[Answer]) -> Table:
     table = Table(
         title=f"{plan.steps} steps at sample rate {plan.sample_rate:.5g}, delta {plan.delta:g}",
         caption=f"neighbours: {plan.relation}; {plan.samples} samples, batch {plan.batch_size}, {plan.epochs} epochs",
@@ -155,7 +155,7 @@ def _table(plan: Plan, rows: list[Row]) -> Table:
     return table
 
 
-def _draw(plan: Plan, rows: list[Row], path: Path) -> None:
+def _draw(plan: Plan, rows: list[Answer], path: Path) -> None:
     """Draws epsilon spent against epochs; the file appears whole or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

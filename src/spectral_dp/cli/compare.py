@@ -18,7 +18,7 @@ DEFAULT_ARMS = ("nonprivate", "dpsgd", "spectral")
 
 
 @with_settings
-def compare(
+def compare_command(
     given: dict[str, Any],
     arm: Annotated[
         list[str] | None,

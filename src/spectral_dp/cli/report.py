@@ -8,7 +8,7 @@ import typer
 from spectral_dp.cli.options import plain_errors
 
 
-def report(
+def report_command(
     runs: Annotated[
         list[Path],
         typer.Argument(metavar="RUN...", help="Run directories, finished or not, or directories of several."),

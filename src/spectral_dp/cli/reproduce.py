@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-def reproduce(
+def reproduce_command(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME...", help="Recipes (see --list), 'all', or the path of a recipe of your own."),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @with_settings
-def train(
+def train_command(
     given: dict[str, Any],
     out: Annotated[
         Path | None, typer.Option(help="Directory of the run (default: runs/DATASET-MODEL-METHOD-TIME).")
