@@ -7,24 +7,21 @@ from tests.support.fabricated_runs import fabricate
 from typer.testing import CliRunner
 
 from spectral_dp.cli import app
-from spectral_dp.experiments.cells import CellsFailed
+from spectral_dp.experiments.processes import RunsFailed
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The cells that were asked for, in place of running them."""
-    cells = {}
+    """The runs that were asked for, in place of making them."""
+    runs = {}
 
-    def run_cells(given, root, **_):
-        cells.update(given)
-        root.mkdir(parents=True, exist_ok=True)
-        return {
-            name: fabricate(root / name, accuracy=0.9 + 0.01 * i, **settings.to_dict())
-            for i, (name, settings) in enumerate(given.items())
-        }
+    def run_all(given, root, **_):
+        runs.update(given)
+        for i, (name, settings) in enumerate(given.items()):
+            fabricate(root / name, accuracy=0.9 + 0.01 * i, **settings.to_dict())
 
-    monkeypatch.setattr("spectral_dp.experiments.cells.run_cells", run_cells)
-    return cells
+    monkeypatch.setattr("spectral_dp.experiments.processes.run_all", run_all)
+    return runs
 
 
 def run(*arguments):
@@ -86,9 +83,9 @@ def test_tables_in_a_configuration(tmp_path, asked):
 
 def test_failed_runs_are_exit_code_1(tmp_path, monkeypatch):
     def fails(*_, **__):
-        raise CellsFailed("1 of 3 runs failed, the others are kept")
+        raise RunsFailed("1 of 3 runs failed, the others are kept")
 
-    monkeypatch.setattr("spectral_dp.experiments.cells.run_cells", fails)
+    monkeypatch.setattr("spectral_dp.experiments.processes.run_all", fails)
     result = run("--out", tmp_path / "out")
     assert result.exit_code == 1
     assert "the others are kept" in result.stderr

@@ -8,7 +8,7 @@ from tests.support.fabricated_runs import fabricate
 from typer.testing import CliRunner
 
 from spectral_dp.cli.reproduce import reproduce_command
-from spectral_dp.experiments import cells
+from spectral_dp.experiments import processes
 from spectral_dp.experiments.recipe import names
 from spectral_dp.experiments.run_directory import RunDirectory
 
@@ -32,8 +32,8 @@ def directory(monkeypatch, tmp_path):
     return tmp_path
 
 
-class Cells:
-    """Stands in for training: as :func:`spectral_dp.experiments.cells.run_cells`, without the processes."""
+class Training:
+    """Stands in for training: as :func:`spectral_dp.experiments.processes.run_all`, without the processes."""
 
     def __init__(self):
         self.trained, self.failing, self.interrupted_after = [], (), None
@@ -51,13 +51,13 @@ class Cells:
             fabricate(root / name, accuracy=0.75, **settings.to_dict())
             self.trained.append(settings.method)
         if failed:
-            raise cells.CellsFailed(f"{len(failed)} runs failed: {failed}")
+            raise processes.RunsFailed(f"{len(failed)} runs failed: {failed}")
 
 
 @pytest.fixture
 def trainer(monkeypatch):
-    fake = Cells()
-    monkeypatch.setattr(cells, "run_cells", fake)
+    fake = Training()
+    monkeypatch.setattr(processes, "run_all", fake)
     return fake
 
 

@@ -26,7 +26,7 @@ def _tiny_model(monkeypatch):
 
 @pytest.fixture
 def tiny():
-    """Makes settings of a run of a second; reproducible, so that runs can be compared."""
+    """Makes resolved settings of a run of a second; reproducible, so that runs can be compared."""
 
     def make(**others):
         common = {
@@ -38,6 +38,6 @@ def tiny():
             "reproducible": True,
             "accountant": "rdp",  # quicker than the tighter one
         }
-        return Settings(**(common | ({} if "epsilon" in others else {"noise_multiplier": 1.0}) | others))
+        return Settings(**(common | ({} if "epsilon" in others else {"noise_multiplier": 1.0}) | others)).resolved()
 
     return make

@@ -14,7 +14,7 @@ SMALL = {"model": "lenet5", "image_size": 12, "batch_size": 64, "epochs": 2, "ep
 
 
 def test_the_claim_is_that_of_training():
-    claim = claim_of(Settings.from_dict(SMALL))
+    claim = claim_of(Settings.from_dict(SMALL).resolved())
     assert claim.sample_rate == pytest.approx(64 / 1437)
     assert claim.steps == 2 * 23
     assert claim.epsilon <= claim.stated_epsilon == 3.0
@@ -22,19 +22,21 @@ def test_the_claim_is_that_of_training():
 
 
 def test_given_noise_and_number_of_samples():
-    claim = claim_of(Settings.from_dict({"noise_multiplier": 1.5, "max_grad_norm": 0.5, "batch_size": 100}), 1000)
+    claim = claim_of(
+        Settings.from_dict({"noise_multiplier": 1.5, "max_grad_norm": 0.5, "batch_size": 100}).resolved(), 1000
+    )
     assert (claim.noise_multiplier, claim.max_grad_norm, claim.sample_rate) == (1.5, 0.5, 0.1)
     assert claim.stated_epsilon is None
 
 
 @pytest.mark.parametrize("validation", [0, 100])
 def test_a_part_of_the_data_set(validation):
-    settings = Settings.from_dict({**SMALL, "validation_size": validation})
+    settings = Settings.from_dict({**SMALL, "validation_size": validation}).resolved()
     assert claim_of(settings).sample_rate == pytest.approx(64 / (1437 - validation))
 
 
 def test_model_and_filters_are_those_of_training():
-    settings = Settings.from_dict({**SMALL, "block_size": 4, "conv_ratio": 0.5, "clipping": "per_layer"})
+    settings = Settings.from_dict({**SMALL, "block_size": 4, "conv_ratio": 0.5, "clipping": "per_layer"}).resolved()
     target = from_settings(settings)
     assert isinstance(target, audit.SpectralTarget)
     model = target._template
@@ -46,14 +48,16 @@ def test_model_and_filters_are_those_of_training():
 
 def test_layers_that_stay_dense_are_dense_in_the_audit():
     """Catches auditing another network than was trained."""
-    target = from_settings(Settings.from_dict({"model": "model1", "batch_size": 64, "noise_multiplier": 1.0}))
+    target = from_settings(
+        Settings.from_dict({"model": "model1", "batch_size": 64, "noise_multiplier": 1.0}).resolved()
+    )
     assert isinstance(target._template.fc1, nn.Linear)
     assert isinstance(target._template.fc2, BlockCirculantLinear)
 
 
 def test_bounds_of_single_layers():
     bounds = [0.1, 0.2, 0.3, 0.4, 0.5]
-    settings = Settings.from_dict({**SMALL, "clipping": "per_layer", "layer_norms": bounds})
+    settings = Settings.from_dict({**SMALL, "clipping": "per_layer", "layer_max_grad_norms": bounds}).resolved()
     target = from_settings(settings)
     assert target.claim.max_grad_norm == pytest.approx(0.55**0.5)
     assert "0.5" in repr(target._chosen.optimizer.clipping)
@@ -61,14 +65,14 @@ def test_bounds_of_single_layers():
 
 def test_opacus():
     pytest.importorskip("opacus")
-    assert isinstance(from_settings(Settings.from_dict({**SMALL, "method": "opacus"})), audit.OpacusTarget)
+    assert isinstance(from_settings(Settings.from_dict({**SMALL, "method": "opacus"}).resolved()), audit.OpacusTarget)
 
 
 def test_refusals():
     with pytest.raises(SettingsError, match="claims no privacy"):
-        from_settings(Settings.from_dict({"method": "nonprivate"}))
+        from_settings(Settings.from_dict({"method": "nonprivate"}).resolved())
     with pytest.raises(SettingsError, match="exceeds the 10 training samples"):
-        claim_of(Settings.from_dict(SMALL), 10)
+        claim_of(Settings.from_dict(SMALL).resolved(), 10)
 
 
 def write_run(directory, **stated):

@@ -4,7 +4,7 @@ import pytest
 
 from spectral_dp import data
 from spectral_dp.experiments import recipe as recipes
-from spectral_dp.experiments import reproduce
+from spectral_dp.experiments.grid import run_name
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.recipe import RecipeError, read_recipe
 from spectral_dp.experiments.settings import SettingsError
@@ -93,7 +93,7 @@ class TestShipped:
     @pytest.mark.parametrize("name", recipes.names())
     def test_smoke_is_small_and_needs_no_download(self, name):
         recipe = read_recipe(name, "smoke")
-        assert len(reproduce.cells(recipe)) <= 10
+        assert len(recipe.grid().runs()) <= 10
         for cell in cells(recipe):
             assert cell.settings.dataset == "digits"
             assert cell.settings.train_size == 256
@@ -102,9 +102,7 @@ class TestShipped:
     @pytest.mark.parametrize("name", recipes.names())
     def test_smoke_networks_fit_their_images_and_filters(self, name):
         """Catches an image too small for a network, or a block size or band that a layer does not take."""
-        for settings in {
-            reproduce.run_name(s): s for s in reproduce.cells(read_recipe(name, "smoke")).values()
-        }.values():
+        for settings in {run_name(s): s for s in read_recipe(name, "smoke").grid().runs().values()}.values():
             data = load_data(settings)
             model = build_network(settings, data.input_shape, data.classes)
             config = spectral_config(settings, model, steps=1)
@@ -166,13 +164,13 @@ class TestShipped:
 
     @pytest.mark.parametrize("scale", ["cpu", "full"])
     def test_curves_are_drawn_from_the_runs_of_the_best_results(self, scale):
-        curves, best = (reproduce.cells(read_recipe(n, scale)) for n in ("accuracy-epsilon", "best-results"))
+        curves, best = (read_recipe(n, scale).grid().runs() for n in ("accuracy-epsilon", "best-results"))
         assert set(curves) < set(best)
 
     def test_recipes_share_what_is_the_same(self):
-        best = set(reproduce.cells(read_recipe("best-results", "full")))
-        assert best & set(reproduce.cells(read_recipe("model1-block-ratio", "full")))
-        assert best & set(reproduce.cells(read_recipe("model2-ratio", "full")))
+        best = set(read_recipe("best-results", "full").grid().runs())
+        assert best & set(read_recipe("model1-block-ratio", "full").grid().runs())
+        assert best & set(read_recipe("model2-ratio", "full").grid().runs())
 
 
 class TestReading:

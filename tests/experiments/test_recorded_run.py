@@ -1,4 +1,4 @@
-"""Reading runs back: damage is found and named, and runs are told apart by what differs."""
+"""Reading runs back: damage is found and named."""
 
 import json
 import re
@@ -6,21 +6,10 @@ import re
 import pytest
 from tests.support.fabricated_runs import fabricate, layer
 
-from spectral_dp.experiments.recorded_run import RecordedRun, differing, group_by_settings
+from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.run_directory import RunDirectoryError
 
 ROW = {"epoch": 1, "step": 1, "epsilon": 1.0, "heldout_accuracy": 0.5, "seconds": 1.0}
-
-
-@pytest.fixture
-def grouped(tmp_path):
-    """Groups fabricated runs, given as settings; returns how many runs are under each label."""
-
-    def group(*runs):
-        read = [RecordedRun.read(fabricate(tmp_path / str(i), **given)) for i, given in enumerate(runs)]
-        return {group.label: len(group.runs) for group in group_by_settings(read)}
-
-    return group
 
 
 class TestGuarantee:
@@ -37,33 +26,6 @@ class TestGuarantee:
     )
     def test_guarantee(self, tmp_path, given, guarantee):
         assert RecordedRun.read(fabricate(tmp_path / "run", **given)).guarantee == guarantee
-
-
-class TestGroups:
-    def test_runs_that_differ_in_their_seed_belong_together(self, grouped):
-        assert grouped({"seed": 1}, {"seed": 2}, {"method": "dpsgd"}) == {"spectral": 2, "dpsgd": 1}
-
-    def test_finished_and_unfinished_runs_do_not(self, grouped):
-        names = "spectral, model1, digits"
-        assert grouped({}, {"seed": 1, "is_finished": False}) == {names: 1, f"{names} (unfinished)": 1}
-
-    def test_labels_name_what_differs_and_no_more(self, grouped):
-        noise = {"epsilon": None, "noise_multiplier": 1.5}
-        labels = grouped({"epsilon": 1.0}, {"epsilon": 2.0}, noise, {"method": "dpsgd", "momentum": 0.5})
-        assert list(labels) == [
-            "spectral, epsilon 1",
-            "spectral, epsilon 2",
-            "spectral, noise multiplier 1.5",
-            "dpsgd",
-        ]
-
-    def test_every_label_is_another(self, grouped):
-        """Catches labels by what is set alone: a setting may differ by not being there."""
-        labels = grouped({}, {"train_size": 100}, {"test_size": 100}, {"train_size": 100, "test_size": 100})
-        assert len(labels) == 4
-
-    def test_what_differs(self):
-        assert differing([{"a": 1, "b": 2, "c": None}, {"a": 1, "b": 3, "c": 0}]) == ["b", "c"]
 
 
 class TestDamage:

@@ -64,7 +64,7 @@ def test_other_settings_are_listed(tmp_path, tiny):
 def test_what_does_not_change_the_result_may_differ(tmp_path, tiny):
     run = RunDirectory(tmp_path / "run")
     begin(run, tiny())
-    with run.claimed(replace(tiny(), threads=3, physical_batch_size=7), resume=True):
+    with run.claimed(replace(tiny(), threads=3, max_physical_batch_size=7), resume=True):
         pass
 
 

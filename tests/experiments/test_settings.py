@@ -1,9 +1,10 @@
 import json
+import re
 
 import pytest
 
 from spectral_dp import Relation
-from spectral_dp.experiments.settings import Settings, SettingsError, read_file
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError, read_file
 
 
 def test_settings_survive_a_file(tmp_path):
@@ -36,8 +37,8 @@ def test_toml_with_dashes_and_tables(tmp_path):
         ({"layer_ratios": {"fc1": 2}}, r"fc1 must be in \[0, 1\)"),
         ({"layer_ratios": ["fc1"]}, "layer_ratios must map layer names to numbers"),
         ({"epsilon": 2, "noise_multiplier": 1}, "epsilon or noise_multiplier, not both"),
-        ({"layer_norms": ["a"]}, "layer_norms must be a list of numbers"),
-        ({"layer_norms": [1]}, "layer_norms needs clipping per_layer, not flat"),
+        ({"layer_max_grad_norms": ["a"]}, "layer_max_grad_norms must be a list of numbers"),
+        ({"layer_max_grad_norms": [1]}, "layer_max_grad_norms needs clipping per_layer, not flat"),
         ({"momentum": 1}, r"momentum must be in \[0, 1\)"),
         ({"noise_multiplier": -1}, "noise_multiplier must be at least 0"),
         ({"learning_rate": float("inf")}, "learning_rate must be finite"),
@@ -82,7 +83,43 @@ def test_what_is_recommended_comes_together_or_not_at_all():
     assert (recommended.block_size, recommended.dense_layers, recommended.layer_ratios) == (8, ["fc1"], {"fc1": 0.8})
     chosen = Settings(model="model1", block_size=16).resolved()
     assert (chosen.block_size, chosen.dense_layers, chosen.layer_ratios) == (16, [], {})
-    assert recommended.resolved() == recommended
+
+
+def test_resolved_settings_leave_nothing_open():
+    """Catches a run whose settings depend on what the defaults are when it is looked at again."""
+    resolved = Settings(model="model1").resolved()
+    assert Settings.from_dict(resolved.to_dict()).resolved() == resolved
+    assert ResolvedSettings.from_dict(resolved.to_dict()) == resolved
+    for name in ("block_size", "conv_ratio", "linear_ratio"):
+        with pytest.raises(SettingsError, match=f"a file: {name} must be of type"):
+            ResolvedSettings.from_dict(resolved.to_dict() | {name: None}, source="a file")
+    with pytest.raises(SettingsError, match="method spectral needs an epsilon or a noise_multiplier"):
+        ResolvedSettings.from_dict(resolved.to_dict() | {"epsilon": None})
+
+
+@pytest.mark.parametrize("method", ["spectral", "dpsgd", "nonprivate"])
+def test_an_unknown_model_is_found_before_anything_runs(method):
+    with pytest.raises(ValueError, match="unknown model 'resnet'"):
+        Settings(model="resnet", method=method).resolved()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("views", "augmentation_multiplicity"),
+        ("physical-batch-size", "max_physical_batch_size"),
+        ("layer_norms", "layer_max_grad_norms"),
+        ("average", "ema_decay"),
+    ],
+)
+def test_old_names_are_refused_with_the_new_one(tmp_path, old, new):
+    path = tmp_path / "run.toml"
+    path.write_text(f"{old} = 2\n")
+    message = f"{old.replace('-', '_')} is now {new}: rename it in {path}"
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        read_file(path)
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        Settings.from_dict({old: 2}, source=str(path))
 
 
 def test_lists_of_layers():

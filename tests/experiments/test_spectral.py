@@ -13,7 +13,10 @@ def released(**given):
 
 
 def test_dpsgd_filters_nothing():
-    assert spectral_config(Settings(method="dpsgd", conv_ratio=0.5), models.Model1((1, 4, 4), 2), 9) == SpectralConfig()
+    assert (
+        spectral_config(Settings(method="dpsgd", conv_ratio=0.5).resolved(), models.Model1((1, 4, 4), 2), 9)
+        == SpectralConfig()
+    )
     assert released(method="dpsgd", conv_ratio=0.5) == {}
 
 

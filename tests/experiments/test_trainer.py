@@ -51,7 +51,7 @@ def test_a_run_leaves_everything_that_is_promised(tmp_path, tiny):
 
 def test_a_run_can_be_reported_on(tmp_path, tiny):
     _, directory = run(tmp_path, tiny())
-    assert RecordedRun.read(directory).settings == tiny().resolved()
+    assert RecordedRun.read(directory).settings == tiny()
 
 
 def test_the_papers_signal_support_has_layer_facts_too(tmp_path, tiny):
@@ -64,7 +64,7 @@ def test_the_papers_signal_support_has_layer_facts_too(tmp_path, tiny):
 
 
 def test_the_saved_weights_are_those_that_were_evaluated(tmp_path, tiny):
-    settings = tiny(method="dpsgd", average=0.9)
+    settings = tiny(method="dpsgd", ema_decay=0.9)
     summary, directory = run(tmp_path, settings)
     model = models.build("tiny", input_shape=(1, 8, 8), classes=10)
     model.load_state_dict(load_file(directory.weights))
@@ -119,7 +119,7 @@ def test_opacus_noise_does_not_come_from_the_seed(tmp_path, tiny, method):
 
 @pytest.mark.parametrize("method", ["spectral", "opacus", "nonprivate"])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path, tiny, method):
-    settings = tiny(method=method, epochs=3, average=0.5, schedule="cosine", momentum=0.9)
+    settings = tiny(method=method, epochs=3, ema_decay=0.5, schedule="cosine", momentum=0.9)
     whole, uninterrupted = run(tmp_path, settings, "whole")
 
     def stop_at(step):
@@ -146,10 +146,10 @@ from spectral_dp import models
 from spectral_dp.experiments import trainer
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.run_directory import RunDirectory
-from spectral_dp.experiments.settings import Settings, read_file
+from spectral_dp.experiments.settings import ResolvedSettings, read_file
 models.register_model("tiny", lambda input_shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
 trainer._tensorboard = trainer.draw_run = lambda directory: None
-settings = Settings.from_dict(read_file(sys.argv[2]))
+settings = ResolvedSettings.from_dict(read_file(sys.argv[2]))
 print(trainer.run(settings, RunDirectory(sys.argv[1]), resume=True)["epsilon"])
 """
 
@@ -336,23 +336,23 @@ def test_a_finished_run_is_not_run_again(tmp_path, tiny):
 
 def test_physical_batches_change_nothing(tmp_path, tiny):
     _, whole = run(tmp_path, tiny(), "whole")
-    _, split = run(tmp_path, tiny(physical_batch_size=7), "split")
+    _, split = run(tmp_path, tiny(max_physical_batch_size=7), "split")
     ours, theirs = load_file(whole.weights), load_file(split.weights)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
 
 
 def test_physical_batches_change_nothing_of_augmentation(tmp_path, tiny):
     """Catches parts of a logical batch that all get the same random shifts."""
-    augmented = {"views": 2, "shift": 2, "flip": True}
+    augmented = {"augmentation_multiplicity": 2, "shift": 2, "flip": True}
     _, whole = run(tmp_path, tiny(**augmented), "whole")
-    _, split = run(tmp_path, tiny(physical_batch_size=7, **augmented), "split")
+    _, split = run(tmp_path, tiny(max_physical_batch_size=7, **augmented), "split")
     ours, theirs = load_file(whole.weights), load_file(split.weights)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
 
 
 def test_views_are_averaged_and_cost_nothing(tmp_path, tiny):
     one, _ = run(tmp_path, tiny(), "one")
-    four, _ = run(tmp_path, tiny(views=4, shift=1, flip=True), "four")
+    four, _ = run(tmp_path, tiny(augmentation_multiplicity=4, shift=1, flip=True), "four")
     assert one["epsilon"] == four["epsilon"]
 
 
@@ -398,20 +398,20 @@ def test_schedules(tmp_path, tiny, schedule):
 
 
 def test_bounds_of_single_layers(tmp_path, tiny):
-    _, directory = run(tmp_path, tiny(clipping="per_layer", layer_norms=[0.3, 0.4], epochs=1))
+    _, directory = run(tmp_path, tiny(clipping="per_layer", layer_max_grad_norms=[0.3, 0.4], epochs=1))
     statement = directory.read(directory.privacy)
     assert statement["max_grad_norm"] == pytest.approx(0.5)  # what one record can do in all
     assert "(0.3, 0.4)" in statement["clipping"]
     assert [layer["noise_std"] for layer in directory.read(directory.layers)] == [pytest.approx(1.0 * 0.5 / 50)] * 4
     with pytest.raises(ValueError, match="bounds"):
-        run(tmp_path, tiny(clipping="per_layer", layer_norms=[0.3], epochs=1), "wrong")
+        run(tmp_path, tiny(clipping="per_layer", layer_max_grad_norms=[0.3], epochs=1), "wrong")
 
 
 def test_impossible_settings(tmp_path, tiny):
     with pytest.raises(SettingsError, match="batch_size 500 exceeds the 200 training samples"):
         run(tmp_path, tiny(batch_size=500), "a")
-    with pytest.raises(SettingsError, match="method opacus does not have views, clipping"):
-        run(tmp_path, tiny(method="opacus", views=2, clipping="per_layer"), "b")
+    with pytest.raises(SettingsError, match="method opacus does not have augmentation_multiplicity, clipping"):
+        run(tmp_path, tiny(method="opacus", augmentation_multiplicity=2, clipping="per_layer"), "b")
     with pytest.raises(SettingsError, match="cannot use device 'cuda"):
         run(tmp_path, tiny(device="cuda:7"), "c")
 

@@ -4,7 +4,7 @@ import json
 
 from spectral_dp.accounting import Ledger
 from spectral_dp.experiments.run_directory import RunDirectory
-from spectral_dp.experiments.settings import Settings
+from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.experiments.statement import privacy_statement, write_statement
 from spectral_dp.files import write_json
 
@@ -49,7 +49,8 @@ UNSAFE = {"training_loss": 1.234567, "gradient_norm_median": 7.654321, "clipped_
 
 def fabricate(path, *, evaluated=3, is_finished=True, accuracy=None, layers=None, **given):
     """Writes a run directory; further arguments are settings. The last evaluation has the accuracy."""
-    settings = Settings(**({"epsilon": 2.0} | given if given.get("method") != "nonprivate" else given))
+    common = {"block_size": 0, "conv_ratio": 0.0, "linear_ratio": 0.0}
+    settings = ResolvedSettings(**common | ({} if given.get("method") == "nonprivate" else {"epsilon": 2.0}) | given)
     run = RunDirectory(path)
     path.mkdir(parents=True)
     write_json(run.config, settings.to_dict())

@@ -113,7 +113,7 @@ def _target(
         return from_run(run)
     if target == "opacus":
         given = given | {"method": "opacus"}
-    settings = Settings.from_dict(given, source="the settings")
+    settings = Settings.from_dict(given, source="the settings").resolved()
     if target in ("spectral", "opacus"):
         return from_settings(settings, input_shape=input_shape, classes=classes, samples=samples)
     if ":" not in target:

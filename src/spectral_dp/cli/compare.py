@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import INTERRUPTED, cells_progress, plain_errors, with_settings
-from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.cli.options import plain_errors, run_all, with_settings
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
 DEFAULT_ARMS = ("nonprivate", "dpsgd", "spectral")
 
@@ -43,42 +43,31 @@ def compare_command(
     spectral-dp compare --arm opacus --arm "rho 0.5: linear_ratio=0.5"
     """  # noqa: D301  (\b is for click: keep these lines as they are)
     with plain_errors():
-        from spectral_dp.experiments import compare as comparison
+        from spectral_dp.experiments.comparison import Comparison, write_comparison  # late: torch takes a second
+        from spectral_dp.experiments.grid import check_data
 
         listed = given.pop("arms", {})
         common = {"reproducible": True} | given
         arms = _arms(common, listed, arm or ([] if listed else list(DEFAULT_ARMS)))
-        numbers = list(range(Settings.from_dict(common).seed, Settings.from_dict(common).seed + seeds))
+        first = Settings.from_dict(common).seed
+        comparison = Comparison(arms, range(first, first + seeds), jobs)
         root = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
-        cells = comparison.cells(arms, numbers)
-        runs = _run(cells, root, jobs)
-        table = comparison.write_comparison(root, arms, runs, numbers, jobs)
+        check_data(comparison.runs(), root)
+        if code := run_all(comparison.runs(), root, jobs, to_go_on=f"the same command with --out {root}"):
+            raise typer.Exit(code)
+        table = write_comparison(comparison, root)
     if as_json:
         typer.echo((root / "comparison.json").read_text())
         return
-    shown = Table(*comparison.HEADINGS, title=_title(arms), caption=comparison.caption(arms, seeds, jobs))
-    for row in table:
-        shown.add_row(*comparison.as_text(row))
+    shown = Table(*table.headings, title=_title(arms), caption=comparison.caption())
+    for line in table.lines:
+        shown.add_row(*line)
     console = Console()
     console.print(shown)
     console.print(f"runs, plots and comparison.json in {root}; spectral-dp report {root} draws a page of them")
 
 
-def _run(cells: dict[str, Settings], root: Path, jobs: int) -> Any:
-    from spectral_dp.experiments.cells import CellsFailed, run_cells
-
-    try:
-        with cells_progress() as show:
-            return run_cells(cells, root, jobs=jobs, show=show)
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; the same command with --out {root} goes on", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except CellsFailed as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-
-
-def _arms(common: dict[str, Any], listed: dict[str, Any], asked: list[str]) -> dict[str, Settings]:
+def _arms(common: dict[str, Any], listed: dict[str, Any], asked: list[str]) -> dict[str, ResolvedSettings]:
     chosen: dict[str, dict[str, Any]] = {label: dict(settings) for label, settings in listed.items()}
     for text in asked:
         label, colon, settings = (part.strip() for part in text.partition(":"))
@@ -111,7 +100,7 @@ def _inline(text: str, settings: str) -> dict[str, Any]:
     return found
 
 
-def _title(arms: dict[str, Settings]) -> str:
+def _title(arms: dict[str, ResolvedSettings]) -> str:
     first = next(iter(arms.values()))
     budgets = sorted({s.epsilon for s in arms.values() if s.epsilon is not None})
     budget = f", epsilon {', '.join(f'{e:g}' for e in budgets)} at delta {first.delta:g}" if budgets else ""

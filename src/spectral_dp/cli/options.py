@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from spectral_dp.experiments.settings import Settings, alternatives, hints, read_file
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, alternatives, read_file
 
 if TYPE_CHECKING:
-    from spectral_dp.experiments.cells import CellsProgress
+    from spectral_dp.experiments.processes import RunsProgress
 
 #: Exit code of a run that was stopped by Ctrl-C and can be resumed, as shells have it.
 INTERRUPTED = 130
@@ -89,7 +89,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _flag(name: str, metadata: Any) -> inspect.Parameter:
-    hint = hints()[name]
+    hint = Settings.hints()[name]
     kind = next(part for part in alternatives(hint) if part is not type(None))
     options: dict[str, Any] = {"help": metadata["help"], "rich_help_panel": metadata["group"], "show_default": False}
     default = next(f for f in fields(Settings) if f.name == name).default
@@ -101,8 +101,8 @@ def _flag(name: str, metadata: Any) -> inspect.Parameter:
         annotation, flag = bool | None, f"{flag}/--no-{flag[2:]}"
     elif name == "layer_ratios":
         annotation, flag, options["metavar"] = list[str] | None, "--layer-ratio", "NAME=RATIO"
-    elif name == "layer_norms":
-        annotation, flag, options["metavar"] = list[float] | None, "--layer-norm", "C"
+    elif name == "layer_max_grad_norms":
+        annotation, flag, options["metavar"] = list[float] | None, "--layer-max-grad-norm", "C"
     elif name == "dense_layers":
         annotation, flag, options["metavar"] = list[str] | None, "--dense-layer", "NAME"
     else:
@@ -128,15 +128,31 @@ def _layer_ratios(pairs: list[str]) -> dict[str, float]:
     return ratios
 
 
+def run_all(runs: Mapping[str, ResolvedSettings], root: Path, jobs: int, *, to_go_on: str) -> int:
+    """Makes the runs that are not finished; returns an exit code, whatever happened: what is finished is kept."""
+    from spectral_dp.experiments import processes  # late: torch takes a second
+
+    try:
+        with _runs_progress() as show:
+            processes.run_all(runs, root, jobs=jobs, show=show)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; {to_go_on} goes on", err=True)
+        return INTERRUPTED
+    except processes.RunsFailed as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1
+    return 0
+
+
 @contextmanager
-def cells_progress() -> Iterator[Callable[[CellsProgress], None]]:
+def _runs_progress() -> Iterator[Callable[[RunsProgress], None]]:
     """A progress bar over many runs, on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, *times, console=Console(stderr=True)) as bar:
         task = bar.add_task("training", total=None, facts="")
 
-        def show(progress: CellsProgress) -> None:
+        def show(progress: RunsProgress) -> None:
             facts = ", ".join(f"{name} {share:.0%}" for name, share in progress.running.items())
             done = progress.finished + sum(progress.running.values())
             bar.update(task, total=progress.total, completed=done, facts=facts)

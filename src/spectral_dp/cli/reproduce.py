@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import INTERRUPTED, cells_progress, plain_errors
+from spectral_dp.cli.options import INTERRUPTED, plain_errors, run_all
 
 if TYPE_CHECKING:
     from spectral_dp.experiments.recipe import Recipe
@@ -48,7 +48,8 @@ def reproduce_command(
     """  # noqa: D301  (\b is for click: keep these lines as they are)
     with plain_errors():
         from spectral_dp.experiments import recipe as recipes
-        from spectral_dp.experiments import reproduce as reproduction  # late: torch and matplotlib take a second
+        from spectral_dp.experiments.grid import check_data
+        from spectral_dp.experiments.reproduction import write_report  # late: torch and matplotlib take a second
 
         if list_recipes:
             _list([recipes.read_recipe(name, scale) for name in recipes.names()])
@@ -61,13 +62,14 @@ def reproduce_command(
             raise recipes.RecipeError(f"{', '.join(chosen)}: two of these have the same name, and so the same report")
         if not report_only:
             for recipe in chosen.values():
-                reproduction.check_data(reproduction.cells(recipe), runs)
+                check_data(recipe.grid().runs(), runs)
         failed = False
         for name, recipe in chosen.items():
-            code = 0 if report_only else _run(recipe, runs, jobs)
+            grid = recipe.grid()
+            code = 0 if report_only else run_all(grid.runs(), runs, jobs, to_go_on="the same command")
             place = out / f"{recipe.name}-{recipe.scale}"
             command = f"spectral-dp reproduce {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
-            reproduction.write_report(recipe, runs, place, command)
+            write_report(recipe, runs, place, command)
             typer.echo(f"{recipe.name}: {place / 'README.md'}")
             if code == INTERRUPTED:
                 raise typer.Exit(INTERRUPTED)
@@ -76,27 +78,8 @@ def reproduce_command(
         raise typer.Exit(1)
 
 
-def _run(recipe: Recipe, runs: Path, jobs: int) -> int:
-    """Runs what is not finished; returns an exit code, whatever happened: what is finished is to be reported."""
-    from spectral_dp.experiments.cells import CellsFailed, run_cells
-    from spectral_dp.experiments.reproduce import cells
-
-    try:
-        with cells_progress() as show:
-            run_cells(cells(recipe), runs, jobs=jobs, show=show)
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on", err=True)
-        return INTERRUPTED
-    except CellsFailed as error:
-        typer.echo(f"error: {error}", err=True)
-        return 1
-    return 0
-
-
 def _list(recipes: list[Recipe]) -> None:
-    from spectral_dp.experiments.reproduce import cells
-
     table = Table("name", "title", "in the paper", "runs", caption=f"runs: at {recipes[0].scale} scale, with all seeds")
     for recipe in recipes:
-        table.add_row(recipe.name, recipe.title, recipe.source, str(len(cells(recipe))))
+        table.add_row(recipe.name, recipe.title, recipe.source, str(len(recipe.grid().runs())))
     Console().print(table)

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from spectral_dp.cli.options import INTERRUPTED, plain_errors, with_settings
 from spectral_dp.experiments.rounding import rounded_up
-from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
 if TYPE_CHECKING:
-    from spectral_dp.experiments.trainer import Progress as RunProgress
+    from spectral_dp.experiments.trainer import TrainingProgress
 
 
 @with_settings
@@ -50,9 +50,9 @@ def train_command(
             given = RunDirectory(out).settings().to_dict() | given
         elif resume and not or_begin:
             raise SettingsError(f"--resume: {out} holds no run to go on with; leave --resume out to begin one there")
-        settings = Settings.from_dict(given, source="the settings")
-        _warn_of_unused(settings, given)
-        settings = settings.resolved()
+        asked = Settings.from_dict(given, source="the settings")
+        _warn_of_unused(asked, given)
+        settings = asked.resolved()
         directory = RunDirectory(out or _default_directory(settings))
         summary = _run(settings, directory, resume, quiet or as_json)
     if as_json:
@@ -61,7 +61,7 @@ def train_command(
         Console().print(_table(summary, directory.path))
 
 
-def _run(settings: Settings, directory: Any, resume: bool, quiet: bool) -> dict[str, Any]:
+def _run(settings: ResolvedSettings, directory: Any, resume: bool, quiet: bool) -> dict[str, Any]:
     from spectral_dp.experiments.trainer import Interrupted, run
 
     try:
@@ -79,13 +79,13 @@ def _warn_of_unused(settings: Settings, given: dict[str, Any]) -> None:
         warnings.warn(f"method {settings.method} makes no use of {', '.join(unused)}", stacklevel=2)
 
 
-def _default_directory(settings: Settings) -> Path:
+def _default_directory(settings: ResolvedSettings) -> Path:
     model = settings.model.replace(":", ".")
     return Path("runs", f"{settings.dataset}-{model}-{settings.method}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 @contextmanager
-def _progress(settings: Settings, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
+def _progress(settings: ResolvedSettings, quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
     """Steps, time left, held-out accuracy and epsilon spent so far."""
     if quiet:
         yield lambda _: None
@@ -95,7 +95,7 @@ def _progress(settings: Settings, quiet: bool) -> Iterator[Callable[[RunProgress
     with Progress(*columns, *times, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{settings.dataset} {settings.model} {settings.method}", total=None, facts="preparing")
 
-        def show(progress: RunProgress) -> None:
+        def show(progress: TrainingProgress) -> None:
             facts = [f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"]
             if progress.accuracy is not None:
                 facts.append(f"held-out {100 * progress.accuracy:.2f} %")

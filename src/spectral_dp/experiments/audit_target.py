@@ -14,12 +14,12 @@ from spectral_dp.audit.targets.target import Claim
 from spectral_dp.data import catalog
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
-from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 
 
 def from_settings(
-    settings: Settings,
+    settings: ResolvedSettings,
     *,
     input_shape: tuple[int, int, int] | None = None,
     classes: int | None = None,
@@ -37,7 +37,6 @@ def from_settings(
         samples: Number of training samples; likewise.
         claim: What is said of the run; follows from the settings where not given.
     """
-    settings = settings.resolved()
     if not settings.is_private:
         raise SettingsError(f"method {settings.method} claims no privacy, so there is nothing to audit")
     info = catalog.find(settings.dataset)
@@ -56,16 +55,15 @@ def from_settings(
         input_shape=input_shape,
         spectral=spectral_config(settings, model, claim.steps),
         clipping=settings.clipping,
-        max_grad_norm=settings.layer_norms or settings.max_grad_norm,
+        max_grad_norm=settings.layer_max_grad_norms or settings.max_grad_norm,
         noise_allocation=settings.noise_allocation,
-        max_physical_batch_size=min(settings.physical_batch_size or 64, 64),
+        max_physical_batch_size=min(settings.max_physical_batch_size or 64, 64),
         name=name,
     )
 
 
-def claim_of(settings: Settings, samples: int | None = None) -> Claim:
+def claim_of(settings: ResolvedSettings, samples: int | None = None) -> Claim:
     """Returns what settings claim: the noise of their budget, or the budget of their noise."""
-    settings = settings.resolved()
     if samples is None:
         samples = settings.train_size or catalog.find(settings.dataset).train_samples - settings.validation_size
     if settings.batch_size > samples:
@@ -91,7 +89,7 @@ def from_run(directory: str | os.PathLike[str]) -> ModelTarget:
     return from_settings(settings, claim=_claim(settings, *facts))
 
 
-def _claim(settings: Settings, sigma: float, rate: float, steps: int, stated: float | None) -> Claim:
+def _claim(settings: ResolvedSettings, sigma: float, rate: float, steps: int, stated: float | None) -> Claim:
     return Claim(
         noise_multiplier=sigma,
         max_grad_norm=settings.sensitivity_bound,

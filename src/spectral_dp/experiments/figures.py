@@ -29,9 +29,9 @@ from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.statement import HELD_OUT
 from spectral_dp.files import save_figure
 
-Rows = Sequence[Mapping[str, Any]]
+Evaluations = Sequence[Mapping[str, Any]]
 #: The metrics of several runs for each label; they differ in their seed.
-Curves = Mapping[str, Sequence[Rows]]
+Curves = Mapping[str, Sequence[Evaluations]]
 Layers = Sequence[Mapping[str, Any]]
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without those that fade on white or on black.
@@ -108,7 +108,7 @@ def noise_figure(layers: Layers) -> Figure:
     return figure
 
 
-def unsafe_figure(runs: Sequence[Rows]) -> Figure:
+def unsafe_figure(runs: Sequence[Evaluations]) -> Figure:
     """Figures of the raw private data, with the warning inside the picture: it may be copied from where it stands."""
     names = list(dict.fromkeys(name for rows in runs for row in rows for name in row.get("unsafe", {})))
     figure = _figure(0.4 + 1.5 * len(names))
@@ -191,7 +191,7 @@ def _curves_figure(curves: Curves, x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _means(runs: Sequence[Rows], x: str, y: str) -> Iterator[tuple[float, float, float]]:
+def _means(runs: Sequence[Evaluations], x: str, y: str) -> Iterator[tuple[float, float, float]]:
     """Yields mean x, mean y and deviation of y at each epoch that all runs have reached."""
     by_epoch = [{row["epoch"]: row for row in rows if None not in (row[x], row[y])} for rows in runs]
     for epoch in sorted(set.intersection(*map(set, by_epoch))) if by_epoch else ():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from spectral_dp.experiments.methods import Method, Ours
+from spectral_dp.experiments.methods import EngineMethod, Method
 from spectral_dp.training.optimizer import PrivateOptimizer
 
 
-def layer_facts(method: Method) -> list[dict[str, Any]]:
+def describe_layers(method: Method) -> list[dict[str, Any]]:
     """Returns one entry for each trained parameter; none for methods that are not ours. Ask after the first step.
 
     Before it, the spectrum of the paper's signal support has no size: it is that of the layer's input.
@@ -19,7 +19,7 @@ def layer_facts(method: Method) -> list[dict[str, Any]]:
     gradient), and for filtered weights ``transform`` and ``gains``: the post-gain of every coordinate, zero if dropped,
     as nested lists over the transformed axes.
     """
-    return _facts(method.private) if isinstance(method, Ours) else []
+    return _facts(method.private) if isinstance(method, EngineMethod) else []
 
 
 def _facts(optimizer: PrivateOptimizer) -> list[dict[str, Any]]:

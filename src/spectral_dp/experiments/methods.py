@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from spectral_dp.accounting import Ledger, warn_if_delta_too_large
 from spectral_dp.data import ImageDataset
 from spectral_dp.experiments.diagnostics import watched
-from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.training import checkpoint
 from spectral_dp.training.engine import PrivacyEngine
@@ -77,21 +77,21 @@ class Method(ABC):
         """Restores a checkpoint; returns what else was kept."""
 
 
-def start(settings: Settings, model: nn.Module, data: ImageDataset) -> Method:
+def start(settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> Method:
     """Makes the method that the settings name, ready for the first step."""
     if settings.batch_size > len(data.train_images):
         raise SettingsError(
             f"batch_size {settings.batch_size} exceeds the {len(data.train_images)} training samples: lower it"
         )
     if settings.method == "nonprivate":
-        return Plain(settings, model, data)
+        return NonPrivateMethod(settings, model, data)
     warn_if_delta_too_large(settings.delta, len(data.train_images))
     if settings.method == "opacus":
-        return Opacus(settings, model, data)
-    return Ours(settings, model, data)
+        return OpacusMethod(settings, model, data)
+    return EngineMethod(settings, model, data)
 
 
-def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> torch.optim.Optimizer:
     """Returns the plain optimizer that the settings name."""
     if settings.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
@@ -103,12 +103,12 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
     )
 
 
-class Ours(Method):
+class EngineMethod(Method):
     """Spectral-DP, or DP-SGD by the same engine."""
 
     resumes_within_epochs = True
 
-    def __init__(self, settings: Settings, model: nn.Module, data: ImageDataset) -> None:
+    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
         self._settings = settings
         self.engine = PrivacyEngine(
             accountant=settings.accountant,
@@ -126,12 +126,12 @@ class Ours(Method):
             "data_loader": DataLoader(
                 TensorDataset(data.train_images, data.train_labels), batch_size=settings.batch_size
             ),
-            "max_grad_norm": settings.layer_norms or settings.max_grad_norm,
+            "max_grad_norm": settings.layer_max_grad_norms or settings.max_grad_norm,
             "clipping": settings.clipping,
             "noise_allocation": settings.noise_allocation,
             "spectral": self.spectral,
-            "max_physical_batch_size": settings.physical_batch_size,
-            "augmentation_multiplicity": settings.views,
+            "max_physical_batch_size": settings.max_physical_batch_size,
+            "augmentation_multiplicity": settings.augmentation_multiplicity,
         }
         if settings.noise_multiplier is None:
             assert settings.epsilon is not None
@@ -224,10 +224,10 @@ class _ByEpoch(Method):
             raise checkpoint.CheckpointError(f"{path} is not a checkpoint of this run: {error}") from error
 
 
-class Plain(_ByEpoch):
+class NonPrivateMethod(_ByEpoch):
     """Ordinary training, without any privacy: shuffled batches, the last one smaller."""
 
-    def __init__(self, settings: Settings, model: nn.Module, data: ImageDataset) -> None:
+    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
         self.model, self.optimizer = model, make_optimizer(settings, model)
         self._images, self._labels = data.train_images, data.train_labels
         self._batch_size, self._seed = settings.batch_size, settings.seed
@@ -240,10 +240,10 @@ class Plain(_ByEpoch):
         self.epoch += 1
 
 
-class Opacus(_ByEpoch):
+class OpacusMethod(_ByEpoch):
     """DP-SGD by Opacus itself: its sampling, per-sample gradients, noise and accountant (PRV, or RDP)."""
 
-    def __init__(self, settings: Settings, model: nn.Module, data: ImageDataset) -> None:
+    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
         try:
             import opacus
         except ImportError as error:
@@ -323,12 +323,12 @@ class Opacus(_ByEpoch):
             self._generator.set_state(state["generator"])  # else the noise of the first epochs would come again
 
 
-def _refuse_for_opacus(settings: Settings) -> None:
+def _refuse_for_opacus(settings: ResolvedSettings) -> None:
     unavailable = {
-        "views": settings.views > 1,
+        "augmentation_multiplicity": settings.augmentation_multiplicity > 1,
         "clipping": settings.clipping != "flat",
         "relation": str(settings.relation) != "add_or_remove_one",
-        "physical_batch_size": settings.physical_batch_size is not None,
+        "max_physical_batch_size": settings.max_physical_batch_size is not None,
         "unsafe_diagnostics": settings.unsafe_diagnostics,
         "noise_multiplier 0": settings.noise_multiplier == 0,
     }

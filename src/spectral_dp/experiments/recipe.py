@@ -32,9 +32,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from spectral_dp import models
 from spectral_dp.data import catalog
-from spectral_dp.experiments.settings import Settings, read_file
+from spectral_dp.experiments.grid import Grid
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, read_file
 
 Origin = Literal["paper", "tuned", "ours"]
 FigureKind = Literal["table", "epochs", "epsilon"]
@@ -55,13 +55,13 @@ class Cell:
     """One cell of a table: what is run for it, with every seed.
 
     Attributes:
-        settings: Resolved settings at the scale that was read.
+        settings: The settings at the scale that was read.
         unscaled: The settings before the scale changed them.
         paper: Accuracy that the paper prints, in percent.
     """
 
-    settings: Settings
-    unscaled: Settings
+    settings: ResolvedSettings
+    unscaled: ResolvedSettings
     paper: float | None
 
     @property
@@ -69,6 +69,11 @@ class Cell:
         """What the scale changed: name to values before and after."""
         before, after = self.unscaled.to_dict(), self.settings.to_dict()
         return {name: (before[name], after[name]) for name in after if before[name] != after[name]}
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether it is about the paper's data set, so that a difference to its figure means something."""
+        return "dataset" not in self.reductions
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,11 @@ class Panel:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: Mapping[tuple[str, str], Cell]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether all of its cells are."""
+        return all(cell.is_comparable for cell in self.cells.values())
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,11 @@ class Recipe:
     def with_seeds(self, seeds: int | None) -> Recipe:
         """Returns it with another number of seeds; the same where none is given."""
         return self if seeds is None else replace(self, seeds=seeds)
+
+    def grid(self) -> Grid[tuple[int, str, str]]:
+        """Returns the settings of every cell by the number of its panel, its row and its column, with every seed."""
+        cells = {(i, *place): cell for i, panel in enumerate(self.panels) for place, cell in panel.cells.items()}
+        return Grid({place: cell.settings for place, cell in cells.items()}, range(self.seeds))
 
 
 def names() -> list[str]:
@@ -295,12 +310,11 @@ def _cell(layers: Sequence[_Layer], paper: float | None, where: str) -> Cell:
     return Cell(_settings(plain | scaled, where), _settings(plain, where), paper)
 
 
-def _settings(values: Mapping[str, Any], where: str) -> Settings:
+def _settings(values: Mapping[str, Any], where: str) -> ResolvedSettings:
     if reserved := [name for name in _RESERVED if name in values]:
         raise RecipeError(f"{where} sets {', '.join(reserved)}: leave out, reproduction runs seeds 0, 1, ... by itself")
     settings = Settings.from_dict(dict(values) | {"reproducible": True}, source=where)
     try:
-        models.entry(settings.model)
         catalog.find(settings.dataset)
         return settings.relevant().resolved()
     except ValueError as error:

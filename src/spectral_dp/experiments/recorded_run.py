@@ -1,9 +1,9 @@
-"""Runs as their directories record them, checked, and grouped by what tells them apart."""
+"""A run as its directory records it, checked."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
-from spectral_dp.experiments.settings import Settings
+from spectral_dp.experiments.settings import ResolvedSettings
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RecordedRun:
     """
 
     name: str
-    settings: Settings
+    settings: ResolvedSettings
     rows: list[dict[str, Any]]
     layers: list[dict[str, Any]]
     statement: dict[str, Any] | None
@@ -78,67 +78,6 @@ class RecordedRun:
         return (self.summary or self.last).get(name)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed only, all of them finished or none."""
-
-    label: str
-    runs: list[RecordedRun]
-
-    @property
-    def first(self) -> RecordedRun:
-        """The run that stands for what all have in common."""
-        return self.runs[0]
-
-    @property
-    def metrics(self) -> list[list[dict[str, Any]]]:
-        """The evaluations of each run."""
-        return [run.rows for run in self.runs]
-
-
-def group_by_settings(runs: Iterable[RecordedRun]) -> list[Group]:
-    """Groups runs in the order in which they come, each group under a label of its own."""
-    groups: dict[str, list[RecordedRun]] = {}
-    for run in runs:
-        groups.setdefault(repr((_settings(run), run.is_finished)), []).append(run)
-    everyone = [_settings(group[0]) for group in groups.values()]
-    return [
-        Group(_label(_settings(group[0]), everyone) + ("" if group[0].is_finished else " (unfinished)"), group)
-        for group in groups.values()
-    ]
-
-
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the settings that are not the same for all."""
-    return [name for name in settings[0] if len({repr(values[name]) for values in settings}) > 1]
-
-
-def _settings(run: RecordedRun) -> dict[str, Any]:
-    return {name: value for name, value in run.settings.to_dict().items() if name != "seed"}
-
-
-def _label(own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> str:
-    """The fewest settings that set these apart from all others; those that have a value, first."""
-    telling = [*_TELLING, *(name for name in own if name not in _TELLING)]
-    others = [values for values in everyone if values != own]
-    chosen = []
-    for name in sorted(telling, key=lambda name: own[name] is None):  # a stable sort: the rest keeps its order
-        alike = [values for values in others if values[name] == own[name]]
-        if len(alike) < len(others):
-            chosen.append(name)
-            others = alike
-    return ", ".join(_named(name, own[name]) for name in chosen or ("method", "model", "dataset"))
-
-
-def _named(name: str, value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if name in _NAMES else f"{name.replace('_', ' ')} {text}"
-
-
-#: Settings that say by their value alone what they are, and those that tell runs apart best.
-_NAMES = ("dataset", "model", "method")
-_TELLING = (*_NAMES, "epsilon", "noise_multiplier")
-
 _NUMBER = int | float
 _ROW: Mapping[str, Any] = {
     "epoch": int,
@@ -167,7 +106,9 @@ _SUMMARY: Mapping[str, Any] = {
     "epsilon": _NUMBER | None,
     "noise_multiplier": _NUMBER | None,
     "seconds": _NUMBER,
+    "step_seconds": _NUMBER,
     "peak_memory_mb": _NUMBER,
+    "parameters": int,
 }
 
 

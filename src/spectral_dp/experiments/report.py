@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from spectral_dp._version import __version__
 from spectral_dp.experiments import figures
 from spectral_dp.experiments.markup import box, bullets, details, figure, heading, pairs, paragraph, side_by_side, table
-from spectral_dp.experiments.recorded_run import Group, RecordedRun, differing, group_by_settings
+from spectral_dp.experiments.recorded_run import RecordedRun
+from spectral_dp.experiments.results import Group, differing, group_by_settings
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED
@@ -176,11 +177,10 @@ class _Page:
 def _facts(group: Group) -> dict[str, str]:
     """The result of a group."""
     runs, settings = group.runs, group.first.settings
-    epsilons = [epsilon for epsilon in (run.figure("epsilon") for run in runs) if epsilon is not None]
     sigma = (group.first.summary or settings.to_dict())["noise_multiplier"]
     return {
-        "held-out accuracy": _accuracy([run.last["heldout_accuracy"] for run in runs if run.rows]),
-        "epsilon": rounded_up(max(epsilons)) if epsilons else "–",
+        "held-out accuracy": _accuracy(group),
+        "epsilon": group.epsilon_text() or "–",
         "delta": _text(settings.delta) if settings.is_private else "–",
         "guarantee": group.first.guarantee,
         "noise multiplier": rounded_up(sigma) if settings.is_private and sigma is not None else "–",
@@ -268,11 +268,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _accuracy(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    deviation = f" ± {100 * statistics.stdev(values):.2f} % (n = {len(values)})" if len(values) > 1 else " %"
-    return f"{100 * statistics.fmean(values):.2f}{deviation}"
+def _accuracy(group: Group) -> str:
+    count = len(group.accuracies)
+    return f"{group.accuracy_text()} %{f' (n = {count})' * (count > 1)}" if count else "–"
 
 
 def _mean(values: Iterable[float | None], text: Callable[[float], str]) -> str:

@@ -17,12 +17,11 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from spectral_dp.accounting import Ledger
-from spectral_dp.experiments.settings import Settings, read_file
+from spectral_dp.experiments.settings import ResolvedSettings, read_file
 from spectral_dp.files import remove_abandoned, write_json, write_text
 
 
@@ -54,7 +53,7 @@ class RunDirectory:
         return self.summary_file.exists()
 
     @contextmanager
-    def claimed(self, settings: Settings, *, resume: bool) -> Iterator[None]:
+    def claimed(self, settings: ResolvedSettings, *, resume: bool) -> Iterator[None]:
         """Lets a run begin or go on here, alone; nothing is written if the directory holds something else."""
         if self.path.is_dir():
             remove_abandoned(self.config)  # of a process that was killed while it began here
@@ -74,16 +73,20 @@ class RunDirectory:
                 raise RunDirectoryError(f"another process is training in {self.path}: wait for it") from error
             yield
 
-    def begin(self, settings: Settings) -> None:
+    def begin(self, settings: ResolvedSettings) -> None:
         """Writes down the settings, once they are known to work; a directory that is resumed has them."""
         if not self.exists:
             write_json(self.config, settings.to_dict())
 
-    def settings(self) -> Settings:
+    def settings(self) -> ResolvedSettings:
         """Returns the settings of the run."""
         if not self.exists:
             raise RunDirectoryError(f"{self.path} holds no run: it has no config.json")
-        return Settings.from_dict(read_file(self.config), source=str(self.config))
+        return ResolvedSettings.from_dict(read_file(self.config), source=str(self.config))
+
+    def holds_result_of(self, settings: ResolvedSettings) -> bool:
+        """Whether a run with these settings was finished here; where and how fast it was computed does not matter."""
+        return self.exists and self.is_finished and self.settings().essential() == settings.essential()
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the evaluations so far; a line that was cut off by a kill is left out."""
@@ -152,13 +155,10 @@ class RunDirectory:
             raise RunDirectoryError(f"{self.summary_file} is damaged: it holds a {type(result).__name__}")
         return result
 
-    def _check_resumable(self, settings: Settings, resume: bool) -> None:
-        saved, asked = self.settings().to_dict(), settings.to_dict()
-        free = {f.name for f in fields(Settings) if f.metadata["free"]}
+    def _check_resumable(self, settings: ResolvedSettings, resume: bool) -> None:
+        saved, asked = self.settings().essential(), settings.essential()
         differences = [
-            f"{name}: {saved[name]!r} there, {asked[name]!r} now"
-            for name in asked
-            if name not in free and saved[name] != asked[name]
+            f"{name}: {saved[name]!r} there, {asked[name]!r} now" for name in asked if saved[name] != asked[name]
         ]
         if differences:
             listed = "\n  - ".join(differences)

@@ -1,6 +1,8 @@
 """Everything that a training run can be told, in one place: flags, configuration files and run directories all use it.
 
-A field's type, default and help text are all that the command line needs to offer it as a flag.
+A field's type, default and help text are all that the command line needs to offer it as a flag. :class:`Settings` are
+what a user asked for; :class:`ResolvedSettings` are what is run, and nothing about them is left open. The command that
+reads settings resolves them, once.
 """
 # ruff: noqa: RUF009 - _option makes a dataclass field
 
@@ -12,14 +14,23 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from spectral_dp.relations import Relation
 
-Method = Literal["spectral", "dpsgd", "opacus", "nonprivate"]
+MethodName = Literal["spectral", "dpsgd", "opacus", "nonprivate"]
+
+#: The names that settings had in files of earlier versions.
+_RENAMED = {
+    "average": "ema_decay",
+    "layer_norms": "layer_max_grad_norms",
+    "physical_batch_size": "max_physical_batch_size",
+    "views": "augmentation_multiplicity",
+}
 
 
 class SettingsError(ValueError):
@@ -35,8 +46,8 @@ def _option(default: Any, help: str, *, group: str, free: bool = False) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """A training run, as far as a user decides it."""
+class _Options:
+    """The settings of a training run, checked one by one and against each other."""
 
     dataset: str = _option("digits", "Data set: digits, mnist, fashion-mnist, cifar10 or cifar100.", group="Data")
     data_path: str | None = _option(
@@ -52,8 +63,8 @@ class Settings:
     image_size: int | None = _option(None, "Resize images to this many pixels a side.", group="Data")
     flip: bool = _option(False, "Augment by mirroring images at random.", group="Data")
     shift: int = _option(0, "Augment by shifting images by up to this many pixels.", group="Data")
-    views: int = _option(
-        1, "Augmented views of each sample, averaged before clipping (augmentation multiplicity).", group="Data"
+    augmentation_multiplicity: int = _option(
+        1, "Augmented views of each sample, whose gradients are averaged before clipping.", group="Data"
     )
 
     model: str = _option(
@@ -70,7 +81,7 @@ class Settings:
     )
     last_block_size: int = _option(10, "Block size of the last dense layer, with --block-size.", group="Model")
 
-    method: Method = _option("spectral", "What to train with; opacus is DP-SGD by Opacus itself.", group="Privacy")
+    method: MethodName = _option("spectral", "What to train with; opacus is DP-SGD by Opacus itself.", group="Privacy")
     epsilon: float | None = _option(
         None, "Privacy budget: calibrates the noise (default: 2, unless --noise-multiplier is given).", group="Privacy"
     )
@@ -80,9 +91,9 @@ class Settings:
     clipping: Literal["flat", "per_layer", "automatic"] = _option(
         "flat", "Clip all layers together, each by itself (C in total), or normalise.", group="Privacy"
     )
-    layer_norms: list[float] = _option(
+    layer_max_grad_norms: list[float] = _option(
         [],
-        "Bound of one layer, in their order, in place of --max-grad-norm with per_layer clipping. Repeat for each.",
+        "Clipping bound of one layer, with per_layer clipping, in place of --max-grad-norm. Repeat, in their order.",
         group="Privacy",
     )
     noise_allocation: Literal["uniform", "optimal"] = _option(
@@ -129,16 +140,21 @@ class Settings:
     schedule: Literal["constant", "cosine", "linear"] = _option(
         "constant", "How the learning rate falls over the run: not at all, or to zero.", group="Training"
     )
-    average: float = _option(
-        0.0, "Decay of a running average of the weights, which is then the result; 0 for none.", group="Training"
+    ema_decay: float = _option(
+        0.0,
+        "Decay of an exponential moving average of the weights, which is then the result; 0 for none.",
+        group="Training",
     )
 
     seed: int = _option(0, "Seed of initialisation and augmentation.", group="Execution")
     reproducible: bool = _option(
         False, "Draw noise and batches from the seed, too. The run is then NOT private.", group="Execution"
     )
-    physical_batch_size: int | None = _option(
-        None, "The most samples to hold in memory at once; changes nothing else.", group="Execution", free=True
+    max_physical_batch_size: int | None = _option(
+        None,
+        "The most samples that go through the model at once; saves memory, changes nothing else.",
+        group="Execution",
+        free=True,
     )
     device: str = _option("cpu", "Torch device to train on.", group="Execution", free=True)
     threads: int | None = _option(None, "Threads of torch (default: torch's).", group="Execution", free=True)
@@ -149,15 +165,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            object.__setattr__(self, f.name, _checked(f.name, hints()[f.name], getattr(self, f.name)))
+            object.__setattr__(self, f.name, _checked(f.name, self.hints()[f.name], getattr(self, f.name)))
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError("give epsilon or noise_multiplier, not both")
-        for name in ("epochs", "batch_size", "views", "evaluate_every", "max_grad_norm", "learning_rate"):
+        positive = (
+            "epochs",
+            "batch_size",
+            "augmentation_multiplicity",
+            "evaluate_every",
+            "max_grad_norm",
+            "learning_rate",
+        )
+        for name in positive:
             _require(name, getattr(self, name), getattr(self, name) > 0, "positive")
-        for name in ("train_size", "test_size", "image_size", "physical_batch_size", "threads", "epsilon"):
+        for name in ("train_size", "test_size", "image_size", "max_physical_batch_size", "threads", "epsilon"):
             value = getattr(self, name)
             _require(name, value, value is None or value > 0, "positive")
-        for name in ("momentum", "average"):
+        for name in ("momentum", "ema_decay"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "in [0, 1)")
         for name in ("shift", "weight_decay", "validation_size"):
             _require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
@@ -165,8 +189,8 @@ class Settings:
         _require("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2^31 - 1")
         if self.optimizer == "adam" and self.momentum:
             raise SettingsError(f"momentum {self.momentum} is SGD's: leave it out with adam, which has its own")
-        if self.layer_norms and self.clipping != "per_layer":
-            raise SettingsError(f"layer_norms needs clipping per_layer, not {self.clipping}")
+        if self.layer_max_grad_norms and self.clipping != "per_layer":
+            raise SettingsError(f"layer_max_grad_norms needs clipping per_layer, not {self.clipping}")
         if self.noise_allocation == "optimal" and self.clipping != "per_layer":
             raise SettingsError(f"noise_allocation optimal needs clipping per_layer, not {self.clipping}")
         if self.noise_multiplier is not None:
@@ -175,15 +199,43 @@ class Settings:
         for name, ratio in ratios.items():
             _require(name, ratio, ratio is None or 0 <= ratio < 1, "in [0, 1): the fraction to drop")
 
+    @classmethod
+    @cache
+    def hints(cls) -> dict[str, Any]:
+        """Returns the type of every setting."""
+        return typing.get_type_hints(cls)
+
     @property
     def sensitivity_bound(self) -> float:
         """How far one record can move the clipped sum: C, or the root of the sum of squares of the layers' bounds."""
-        return math.hypot(*self.layer_norms) if self.layer_norms else self.max_grad_norm
+        return math.hypot(*self.layer_max_grad_norms) if self.layer_max_grad_norms else self.max_grad_norm
 
     @property
     def is_private(self) -> bool:
         """Whether the method is a private one."""
         return self.method != "nonprivate"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, as for JSON."""
+        return asdict(self) | {"relation": str(self.relation)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, source: str = "the configuration") -> Self:
+        """Builds settings from plain values; names that are not settings are refused."""
+        known = [f.name for f in fields(cls)]
+        values = {name.replace("-", "_"): value for name, value in values.items()}
+        _refuse_old_names(values, source)
+        if unknown := sorted(set(values) - set(known)):
+            raise SettingsError(f"{source} has unknown settings {', '.join(unknown)}: choose from {', '.join(known)}")
+        try:
+            return cls(**values)
+        except SettingsError as error:
+            raise SettingsError(f"{source}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(_Options):
+    """A training run as a user asks for it: some defaults depend on other settings, and are open until resolved."""
 
     def relevant(self) -> Self:
         """Returns the settings with those that the method does not use at their defaults."""
@@ -198,43 +250,44 @@ class Settings:
             },
         )
 
-    def resolved(self) -> Self:
-        """Returns the settings with every default that depends on others filled in."""
-        from spectral_dp import models
+    def resolved(self) -> ResolvedSettings:
+        """Returns the settings with every default that depends on others filled in.
 
-        changes: dict[str, Any] = {}
-        undecided: dict[str, Any] = {
-            "block_size": None,
-            "conv_ratio": None,
-            "linear_ratio": None,
-            "layer_ratios": {},
-            "dense_layers": [],
-        }
-        recommended = models.entry(self.model).spectral if self.method == "spectral" else {}
-        if all(getattr(self, name) == value for name, value in undecided.items()):
-            changes |= recommended  # together or not at all: they were measured together
-        for name in ("block_size", "conv_ratio", "linear_ratio"):
-            if getattr(self, name) is None:
-                changes.setdefault(name, 0)
+        Raises:
+            ValueError: There is no such model.
+        """
+        from spectral_dp import models  # late: torch takes a second
+
+        values, recommended = self.to_dict(), models.entry(self.model).spectral
+        undecided = all(values[name] in (None, {}, []) for name in (*_OPEN, "layer_ratios", "dense_layers"))
+        if self.method == "spectral" and undecided:
+            values |= recommended  # together or not at all: they were measured together
+        values |= {name: 0 for name in _OPEN if values[name] is None}
         if self.is_private and self.epsilon is None and self.noise_multiplier is None:
-            changes["epsilon"] = 2.0
-        return replace(self, **changes)
+            values["epsilon"] = 2.0
+        return ResolvedSettings(**values)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, as for JSON."""
-        return asdict(self) | {"relation": str(self.relation)}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], *, source: str = "the configuration") -> Self:
-        """Builds settings from plain values; names that are not settings are refused."""
-        known = [f.name for f in fields(cls)]
-        values = {name.replace("-", "_"): value for name, value in values.items()}
-        if unknown := sorted(set(values) - set(known)):
-            raise SettingsError(f"{source} has unknown settings {', '.join(unknown)}: choose from {', '.join(known)}")
-        try:
-            return cls(**values)
-        except SettingsError as error:
-            raise SettingsError(f"{source}: {error}") from error
+@dataclass(frozen=True, kw_only=True)
+class ResolvedSettings(_Options):
+    """A training run as it is made: a private one has an epsilon or a noise multiplier, and every ratio is a number."""
+
+    block_size: int
+    conv_ratio: float
+    linear_ratio: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.is_private and self.epsilon is None and self.noise_multiplier is None:
+            raise SettingsError(f"method {self.method} needs an epsilon or a noise_multiplier")
+
+    def essential(self) -> dict[str, Any]:
+        """Returns the settings that decide what is computed, not where and how fast, as plain values."""
+        return {name: value for name, value in self.to_dict().items() if name not in _FREE}
+
+
+_OPEN = ("block_size", "conv_ratio", "linear_ratio")
+_FREE = {f.name for f in fields(Settings) if f.metadata["free"]}
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -249,12 +302,14 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path} must hold settings by name, got a {type(values).__name__}")
+    _refuse_old_names([name.replace("-", "_") for name in values], str(path))
     return {name: value for name, value in values.items() if value is not None}
 
 
-def hints() -> dict[str, Any]:
-    """Returns the type of every setting."""
-    return _HINTS
+def _refuse_old_names(names: Collection[str], source: str) -> None:
+    if old := [name for name in _RENAMED if name in names]:
+        renamed = ", ".join(f"{name} is now {_RENAMED[name]}" for name in old)
+        raise SettingsError(f"{renamed}: rename {'it' if len(old) == 1 else 'them'} in {source}")
 
 
 def choices(hint: Any) -> tuple[str, ...] | None:
@@ -304,6 +359,3 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
 def _require(name: str, value: Any, holds: bool, what: str) -> None:
     if not holds:
         raise SettingsError(f"{name} must be {what}, got {value}")
-
-
-_HINTS: dict[str, Any] = typing.get_type_hints(Settings)

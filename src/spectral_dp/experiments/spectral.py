@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.mechanism.filters import AdaptiveFilter, AnnealedFilter, Filter, IdentityFilter
 from spectral_dp.training.config import SpectralConfig
 
 
-def spectral_config(settings: Settings, model: nn.Module, steps: int) -> SpectralConfig:
+def spectral_config(settings: ResolvedSettings, model: nn.Module, steps: int) -> SpectralConfig:
     """Returns what a run releases of each layer; ``steps`` is the length of the run.
 
     Dense layers that a model declares to be fed by an image (``input_layouts``) are filtered over that image.
@@ -50,10 +50,10 @@ def spectral_config(settings: Settings, model: nn.Module, steps: int) -> Spectra
             raise SettingsError(f"layer_ratios: {name!r} is no layer with a spectrum; this model has {filterable}")
         if released is not None:
             layers[name] = released
-    return config(settings.conv_ratio or 0.0, settings.linear_ratio or 0.0, layers=layers)
+    return config(settings.conv_ratio, settings.linear_ratio, layers=layers)
 
 
-def _filter_maker(settings: Settings, steps: int) -> Callable[[float], Filter] | None:
+def _filter_maker(settings: ResolvedSettings, steps: int) -> Callable[[float], Filter] | None:
     """Returns how to make a filter of a ratio; None for the low-pass that SpectralConfig makes itself."""
     if settings.filter == "low-pass":
         return None

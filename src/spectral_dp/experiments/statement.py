@@ -11,7 +11,7 @@ import torch
 from spectral_dp._version import __version__
 from spectral_dp.experiments.methods import Method
 from spectral_dp.experiments.rounding import rounded_up
-from spectral_dp.experiments.settings import Settings
+from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.files import write_json, write_text
 
 _NAMES = {
@@ -70,7 +70,7 @@ def provenance() -> dict[str, Any]:
     return found
 
 
-def privacy_statement(settings: Settings, method: Method, made_by: dict[str, Any]) -> dict[str, Any]:
+def privacy_statement(settings: ResolvedSettings, method: Method, made_by: dict[str, Any]) -> dict[str, Any]:
     """Returns the statement as plain values; ``made_by`` is the :func:`provenance` of the run."""
     if not settings.is_private:
         nothing: dict[str, Any] = {"warnings": [], "not_covered": [], "made_by": made_by}

@@ -23,10 +23,10 @@ from spectral_dp import data
 from spectral_dp.data import ImageDataset, random_views
 from spectral_dp.experiments import methods
 from spectral_dp.experiments.figures import draw_run
-from spectral_dp.experiments.layer_facts import layer_facts
+from spectral_dp.experiments.layer_facts import describe_layers
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
-from spectral_dp.experiments.settings import Settings
+from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
 from spectral_dp.files import whole_file, write_json
 
@@ -42,7 +42,7 @@ class Interrupted(RuntimeError):
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Where a run is; handed to whoever shows it, after every logical step."""
 
     step: int
@@ -54,18 +54,17 @@ class Progress:
 
 
 def run(
-    settings: Settings,
+    settings: ResolvedSettings,
     directory: RunDirectory,
     *,
     resume: bool = False,
-    show: Callable[[Progress], None] = lambda _: None,
+    show: Callable[[TrainingProgress], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Trains as the settings say and returns the summary; with ``resume``, goes on where the directory left off.
 
     Raises:
         Interrupted: If a signal asked to stop. A checkpoint was written if the method can resume from there.
     """
-    settings = settings.resolved()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     dataset = load_data(settings)
@@ -78,7 +77,7 @@ def run(
             return trainer.run()
 
 
-def load_data(settings: Settings) -> ImageDataset:
+def load_data(settings: ResolvedSettings) -> ImageDataset:
     """Returns the data set of a run."""
     dataset = data.load_dataset(settings.dataset, path=settings.data_path)
     if settings.validation_size:
@@ -92,10 +91,10 @@ class Trainer:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ResolvedSettings,
         directory: RunDirectory,
         dataset: ImageDataset,
-        show: Callable[[Progress], None],
+        show: Callable[[TrainingProgress], None],
         is_stopped: Callable[[], bool],
     ) -> None:
         self.settings, self.directory, self.dataset = settings, directory, dataset
@@ -105,9 +104,9 @@ class Trainer:
         self.steps = settings.epochs * self.method.steps_per_epoch
         self.step = 0
         self._has_stepped = False  # in this process; only then is the size of every spectrum known
-        self._averaged = (
-            AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(settings.average)) if settings.average else None
-        )
+        self._averaged: AveragedModel | None = None
+        if settings.ema_decay:
+            self._averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))
         self._seconds = self._step_seconds = 0.0  # in all, and of training steps alone; with earlier processes
         self._made_by = provenance()  # now: the code may have changed by the end of a long run
         self._augmentation: torch.Generator | None = None
@@ -173,14 +172,14 @@ class Trainer:
     def _prepared(self, batch: methods.Batch) -> tuple[Tensor, Tensor]:
         """Augments and normalises; views of a sample lie next to each other."""
         images, labels = batch.images, batch.labels
-        settings = self.settings
-        if settings.views > 1 or settings.flip or settings.shift:
+        settings, multiplicity = self.settings, self.settings.augmentation_multiplicity
+        if multiplicity > 1 or settings.flip or settings.shift:
             if self._augmentation is None:  # one for a logical step, whatever parts it comes in
                 self._augmentation = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
             images = random_views(
-                images, settings.views, flip=settings.flip, shift=settings.shift, generator=self._augmentation
+                images, multiplicity, flip=settings.flip, shift=settings.shift, generator=self._augmentation
             )
-            labels = labels.repeat_interleave(settings.views)
+            labels = labels.repeat_interleave(multiplicity)
         return self.dataset.normalise(images.to(settings.device)), labels.to(settings.device)
 
     def _set_learning_rate(self) -> None:
@@ -219,7 +218,7 @@ class Trainer:
 
     def _write_layers(self) -> None:
         if self._has_stepped:
-            write_json(self.directory.layers, layer_facts(self.method))
+            write_json(self.directory.layers, describe_layers(self.method))
         elif not self.directory.layers.exists():  # killed before it was written; what is not known yet is left out
             write_json(self.directory.layers, [])
 
@@ -301,8 +300,10 @@ class Trainer:
         write_json(self.directory.summary_file, summary)
         return summary
 
-    def _progress(self) -> Progress:
-        return Progress(self.step, self.steps, self.method.epoch, self.settings.epochs, self._epsilon, self._accuracy)
+    def _progress(self) -> TrainingProgress:
+        return TrainingProgress(
+            self.step, self.steps, self.method.epoch, self.settings.epochs, self._epsilon, self._accuracy
+        )
 
 
 @torch.no_grad()

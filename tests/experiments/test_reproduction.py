@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from tests.support.fabricated_runs import fabricate
 
-from spectral_dp.data import DataError
-from spectral_dp.experiments import reproduce
+from spectral_dp.experiments import reproduction
+from spectral_dp.experiments.grid import run_name
 from spectral_dp.experiments.recipe import read_recipe
-from spectral_dp.experiments.settings import Settings
+from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED
 
 RECIPE = """
@@ -55,10 +55,8 @@ def recipe(path):
 def finish(tmp_path):
     """Puts a finished run where reproduction looks for it."""
 
-    def finish(settings, accuracy, name=None):
-        return fabricate(
-            tmp_path / "runs" / (name or reproduce.run_name(settings)), accuracy=accuracy, **settings.to_dict()
-        )
+    def finish(settings, accuracy):
+        return fabricate(tmp_path / "runs" / run_name(settings), accuracy=accuracy, **settings.to_dict())
 
     return finish
 
@@ -66,7 +64,7 @@ def finish(tmp_path):
 @pytest.fixture
 def report(recipe, tmp_path):
     def report(recipe=recipe):
-        reproduce.write_report(recipe, tmp_path / "runs", tmp_path / "out", "the command")
+        reproduction.write_report(recipe, tmp_path / "runs", tmp_path / "out", "the command")
         return (tmp_path / "out" / "README.md").read_text()
 
     return report
@@ -76,36 +74,12 @@ def cell(recipe, row, column, panel=0):
     return recipe.panels[panel].cells[row, column].settings
 
 
-class TestRuns:
-    def test_every_distinct_cell_with_every_seed(self, recipe):
-        """The panels have the DP-SGD cells in common."""
-        runs = reproduce.cells(recipe)
-        assert len(runs) == 3 * 2
-        assert {s.seed for s in runs.values()} == {0, 1}
-        assert all(reproduce.run_name(s) == name for name, s in runs.items())
-
-    def test_a_name_says_what_it_is(self):
-        name = reproduce.run_name(Settings(model="my.models:net", epsilon=0.5, seed=3))
-        assert name.startswith("digits-my.models.net-spectral-eps0.5-")
-        assert name.endswith("-seed3")
-
-    def test_a_name_changes_with_what_is_computed(self):
-        a = Settings(epsilon=2)
-        assert reproduce.run_name(a) != reproduce.run_name(replace(a, momentum=0.9))
-        assert reproduce.run_name(a) == reproduce.run_name(replace(a, threads=2, physical_batch_size=8))
-
-    def test_a_name_outlives_new_settings(self):
-        """Finished runs would be lost if the digest covered every setting: it covers those that were given."""
-        assert reproduce.run_name(Settings()) == "digits-model1-spectral-44136fa355-seed0"  # sha256 of {}
-
-    def test_missing_data_are_found_before_anything_runs(self, path, tmp_path, monkeypatch, finish):
-        monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path / "cache"))
-        runs = reproduce.cells(read_recipe(str(path), "other"))
-        with pytest.raises(DataError, match="spectral-dp data get mnist"):
-            reproduce.check_data(runs, tmp_path / "runs")
-        for settings in runs.values():
-            finish(settings, 0.5)
-        reproduce.check_data(runs, tmp_path / "runs")  # nothing left to train, no data needed
+def test_the_grid_has_every_distinct_cell_with_every_seed(recipe):
+    """The panels have the DP-SGD cells in common."""
+    assert len(recipe.grid().settings) == 5
+    runs = recipe.grid().runs()
+    assert len(runs) == 3 * 2
+    assert {run.seed for run in runs.values()} == {0, 1}
 
 
 class TestReport:
@@ -150,7 +124,7 @@ class TestReport:
 
     def test_another_data_set_is_no_comparison(self, path, finish, report, monkeypatch):
         saved = []
-        monkeypatch.setattr(reproduce, "save_figure", lambda figure, path: saved.append(figure))
+        monkeypatch.setattr(reproduction, "save_figure", lambda figure, path: saved.append(figure))
         other = read_recipe(str(path), "other")
         finish(cell(other, "DP-SGD", "ε | 1"), 0.9)
         text = report(other)
@@ -159,17 +133,6 @@ class TestReport:
             "**On another data set than the paper's: this shows that everything runs, and is no comparison.**" in text
         )
         assert "another data set" in saved[0].get_suptitle()  # a picture may be copied from where it stands
-
-    def test_a_run_with_other_settings_is_not_counted(self, recipe, finish, report):
-        """Catches a report that believes the name of a directory."""
-        settings = cell(recipe, "DP-SGD", "ε | 1")
-        finish(replace(settings, momentum=0.9), 0.99, name=reproduce.run_name(settings))
-        assert "99.00" not in report()
-
-    def test_where_it_was_computed_does_not_matter(self, recipe, finish, report):
-        settings = cell(recipe, "DP-SGD", "ε | 1")
-        finish(replace(settings, threads=7), 0.99)
-        assert "99.00" in report()
 
     def test_for_machines(self, recipe, finish, report, tmp_path):
         finish(cell(recipe, "DP-SGD", "ε | 1"), 0.9)
@@ -180,12 +143,12 @@ class TestReport:
         assert (first["row"], first["column"], first["paper_percent"]) == ("DP-SGD", "ε | 1", 90.5)
         assert first["mean_percent"] == pytest.approx(90)
         ((name, run),) = first["runs"].items()
-        assert name == reproduce.run_name(cell(recipe, "DP-SGD", "ε | 1"))
+        assert name == run_name(cell(recipe, "DP-SGD", "ε | 1"))
         assert run["heldout_accuracy"] == pytest.approx(0.9)
         assert second["mean_percent"] is None
         assert second["paper_percent"] is None
         settings = found["panels"][0]["settings"] | first["settings"]
-        assert Settings.from_dict(settings) == cell(recipe, "DP-SGD", "ε | 1")
+        assert ResolvedSettings.from_dict(settings) == cell(recipe, "DP-SGD", "ε | 1")
 
 
 class TestPictures:
@@ -202,8 +165,8 @@ class TestPictures:
     def test_values_of_a_table(self, recipe, finish, tmp_path):
         finish(cell(recipe, "Spectral-DP", "ε | 2"), 0.9)
         panel = recipe.panels[0]
-        results = reproduce.write_report(recipe, tmp_path / "runs", tmp_path / "out", "")[0]
-        ours, paper = reproduce._heat_map(panel, results).axes
+        results = reproduction.write_report(recipe, tmp_path / "runs", tmp_path / "out", "")[0]
+        ours, paper = reproduction._heat_map(panel, results).axes
         assert [text.get_text() for text in ours.texts] == ["–", "–", "–", "90.00"]
         assert [text.get_text() for text in paper.texts] == ["90.50", "–", "–", "80.00"]
         assert ours.images[0].get_clim() == paper.images[0].get_clim() == (80, 90.5)

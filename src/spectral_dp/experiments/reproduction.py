@@ -1,15 +1,8 @@
-"""Runs the cells of a recipe and writes the report: every accuracy beside the paper's, and under which settings.
-
-Cells that are the same run once, whichever panel or recipe they stand in: a run directory is named by its settings.
-"""
+"""The report of a recipe: every accuracy beside the paper's, and under which settings."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from spectral_dp import data
 from spectral_dp.experiments.figures import accuracy_against_epochs, accuracy_against_epsilon, has_epsilon
 from spectral_dp.experiments.recipe import Cell, Origin, Panel, Recipe
-from spectral_dp.experiments.rounding import rounded_up
-from spectral_dp.experiments.run_directory import RunDirectory
+from spectral_dp.experiments.recorded_run import RecordedRun
+from spectral_dp.experiments.results import Result, ResultTable
 from spectral_dp.experiments.settings import Settings
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED
 from spectral_dp.files import save_figure, write_json, write_text
 
-_FREE = tuple(f.name for f in fields(Settings) if f.metadata["free"])
-_DEFAULTS = Settings()
 _KEPT = ("seed", "heldout_accuracy", "best_heldout_accuracy", "epsilon", "noise_multiplier", "steps", "seconds")
 _HEADINGS = ("row", "column", "ours %", "paper %", "difference", "ε spent", "seeds", "setting")
 _ORIGINS: dict[Origin, str] = {"paper": "the paper's", "tuned": "tuned", "ours": "ours, not tuned"}
@@ -38,75 +28,8 @@ _READING = (
     'the best of its runs. "Not printed": the paper shows a curve without numbers, or nothing.'
 )
 
-
-@dataclass(frozen=True)
-class Result:
-    """The finished runs of a cell and their summaries, by seed."""
-
-    cell: Cell
-    runs: Mapping[int, RunDirectory]
-    summaries: Mapping[int, Mapping[str, Any]]
-
-    @property
-    def accuracies(self) -> list[float]:
-        """Test accuracy after the last epoch in percent, one for each seed."""
-        return [100 * summary["heldout_accuracy"] for summary in self.summaries.values()]
-
-    @property
-    def mean(self) -> float | None:
-        """Mean accuracy in percent."""
-        return statistics.fmean(self.accuracies) if self.accuracies else None
-
-    @property
-    def deviation(self) -> float | None:
-        """Standard deviation over seeds in percent."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
-
-    @property
-    def is_comparable(self) -> bool:
-        """Whether it is about the paper's data set, so that a difference to its figure means something."""
-        return "dataset" not in self.cell.reductions
-
-    @property
-    def epsilon(self) -> float | None:
-        """The most that a run spent; None where nothing is guaranteed."""
-        spent = [summary["epsilon"] for summary in self.summaries.values() if summary["epsilon"] is not None]
-        return max(spent, default=None)
-
-
 #: The results of a panel by row and column.
 Results = Mapping[tuple[str, str], Result]
-
-
-def cells(recipe: Recipe) -> dict[str, Settings]:
-    """Returns the runs of a recipe by name: every distinct cell with every seed, all first seeds first."""
-    settings = [cell.settings for panel in recipe.panels for cell in panel.cells.values()]
-    runs = [replace(each, seed=seed) for seed in range(recipe.seeds) for each in settings]
-    return {run_name(run): run for run in runs}
-
-
-def run_name(settings: Settings) -> str:
-    """Returns the name of a run's directory: what it is at a glance, and a digest of what makes it that run.
-
-    Settings at their defaults are left out of the digest, so that a setting added later loses no finished run.
-    """
-    values, defaults = settings.to_dict(), _DEFAULTS.to_dict()
-    given = {name: values[name] for name in values if values[name] != defaults[name] and name not in (*_FREE, "seed")}
-    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:10]
-    budget = "" if settings.epsilon is None else f"-eps{settings.epsilon:g}"
-    model = settings.model.replace(":", ".")
-    return f"{settings.dataset}-{model}-{settings.method}{budget}-{digest}-seed{settings.seed}"
-
-
-def check_data(runs: Mapping[str, Settings], root: Path) -> None:
-    """Makes sure of the data of all runs that are not finished, before hours are spent on the others.
-
-    Raises:
-        DataError: A data set is missing or damaged; says how to get it.
-    """
-    unfinished = [settings for name, settings in runs.items() if not _is_finished(root / name, settings)]
-    for name, path in sorted({(s.dataset, s.data_path or "") for s in unfinished}):
-        data.load_dataset(name, path=path or None)
 
 
 def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Results]:
@@ -115,14 +38,15 @@ def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Re
     Args:
         recipe: The recipe.
         root: The directory of the runs.
-        out: Where to write; made if it is not there.
-        command: What reproduces it.
+        out: Directory to write to; made if it is not there.
+        command: The command that reproduces it.
 
     Returns:
         The results of each panel by row and column.
     """
+    found = recipe.grid().results(root)
     panels: list[Results] = [
-        {place: _result(cell, root, recipe.seeds) for place, cell in panel.cells.items()} for panel in recipe.panels
+        {place: found[i, *place] for place in panel.cells} for i, panel in enumerate(recipe.panels)
     ]
     out.mkdir(parents=True, exist_ok=True)
     pictures = [
@@ -132,20 +56,6 @@ def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Re
     write_json(out / "results.json", _as_json(recipe, panels, command))
     write_text(out / "README.md", _as_markdown(recipe, panels, pictures, command))
     return panels
-
-
-def _is_finished(path: Path, settings: Settings) -> bool:
-    """Whether a run with these settings was finished there; where it was computed does not matter."""
-    directory = RunDirectory(path)
-    if not (directory.exists and directory.is_finished):
-        return False
-    return replace(directory.settings(), **{name: getattr(settings, name) for name in _FREE}) == settings
-
-
-def _result(cell: Cell, root: Path, seeds: int) -> Result:
-    asked = [replace(cell.settings, seed=seed) for seed in range(seeds)]
-    runs = {s.seed: RunDirectory(root / run_name(s)) for s in asked if _is_finished(root / run_name(s), s)}
-    return Result(cell, runs, {seed: run.summary() for seed, run in runs.items()})
 
 
 def _as_json(recipe: Recipe, panels: Sequence[Results], command: str) -> dict[str, Any]:
@@ -162,23 +72,10 @@ def _as_json(recipe: Recipe, panels: Sequence[Results], command: str) -> dict[st
             {
                 "title": panel.title,
                 "origin": panel.origin,
-                "settings": (shared := _shared(results)),
+                "settings": (shared := _shared(panel)),
                 "cells": [
-                    {
-                        "row": row,
-                        "column": column,
-                        "paper_percent": result.cell.paper,
-                        "mean_percent": result.mean,
-                        "deviation_percent": result.deviation,
-                        "epsilon": result.epsilon,
-                        "settings": {k: v for k, v in result.cell.settings.to_dict().items() if k not in shared},
-                        "reductions": result.cell.reductions,
-                        "runs": {
-                            run.path.name: {key: result.summaries[seed][key] for key in _KEPT}
-                            for seed, run in result.runs.items()
-                        },
-                    }
-                    for (row, column), result in results.items()
+                    {"row": place[0], "column": place[1], **_cell_as_json(panel.cells[place], result, shared)}
+                    for place, result in results.items()
                 ],
             }
             for panel, results in zip(recipe.panels, panels, strict=True)
@@ -186,76 +83,88 @@ def _as_json(recipe: Recipe, panels: Sequence[Results], command: str) -> dict[st
     }
 
 
+def _cell_as_json(cell: Cell, result: Result, shared: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "paper_percent": cell.paper,
+        "mean_percent": None if result.mean is None else 100 * result.mean,
+        "deviation_percent": None if result.deviation is None else 100 * result.deviation,
+        "epsilon": result.largest("epsilon"),
+        "settings": {name: value for name, value in cell.settings.to_dict().items() if name not in shared},
+        "reductions": cell.reductions,
+        "runs": {run.name: {key: run.figure(key) for key in _KEPT} for run in result.runs},
+    }
+
+
 def _as_markdown(recipe: Recipe, panels: Sequence[Results], pictures: Sequence[Mapping[str, str]], command: str) -> str:
-    results = [result for panel in panels for result in panel.values()]
     # by run: one that stands in several cells was made once
-    seconds = {run.path: r.summaries[seed]["seconds"] for r in results for seed, run in r.runs.items()}
-    finished = f"{len(seconds)} of {len(cells(recipe))} runs finished"
+    seconds = {run.name: run.figure("seconds") for run in _runs(panels)}
+    finished = f"{len(seconds)} of {len(recipe.grid().runs())} runs finished"
     lines = [f"# {recipe.title}: {recipe.source} of the paper, {recipe.scale} scale", "", f"    {command}", ""]
     lines += [f"- made by {', '.join(f'{k} {v}' for k, v in made.items())}" for made in _made_by(panels)]
     lines += [f"- {finished}; they took {_duration(sum(seconds.values()))}"]
     lines += ["", _READING, "", f"**Of every run: {SEEDED}.** Also, {HELD_OUT}.", "", recipe.notes, ""]
     for panel, found, drawn in zip(recipe.panels, panels, pictures, strict=True):
         lines += [f"## {panel.title}", ""]
-        if not _is_comparable(found):
+        if not panel.is_comparable:
             lines += [f"**On {_NOT_COMPARABLE}: this shows that everything runs, and is no comparison.**", ""]
-        lines += [*_table(panel, found, recipe.seeds), ""]
+        lines += [_table(panel, found, recipe.seeds).markdown(), ""]
         lines += [f"![{title}]({name})\n" for name, title in drawn.items()]
-        lines += ["Settings of all cells: " + (_listed(_shared(found)) or "none") + ".", ""]
-        if reductions := _reductions(found):
+        lines += ["Settings of all cells: " + (_listed(_shared(panel)) or "none") + ".", ""]
+        if reductions := _reductions(panel):
             whose = "the paper's" if panel.origin == "paper" else "the full scale's"
             lines += [f"Changed from {whose} at this scale: {reductions}.", ""]
     return "\n".join(lines)
 
 
-def _table(panel: Panel, results: Results, seeds: int) -> list[str]:
-    lines = ["| " + " | ".join(_HEADINGS) + " |", "|" + "---|" * len(_HEADINGS)]
+def _table(panel: Panel, results: Results, seeds: int) -> ResultTable:
+    lines = []
     for (row, column), result in results.items():
-        paper, mean = result.cell.paper, result.mean
-        spread = "" if result.deviation is None else f" ± {result.deviation:.2f}"
-        texts = (
+        cell, count, difference = panel.cells[row, column], len(result.runs), ""
+        if result.mean is not None and cell.paper is not None and cell.is_comparable:
+            difference = f"{100 * result.mean - cell.paper:+.2f}"
+        line = (
             row,
             column,
-            "not run" if mean is None else f"{mean:.2f}{spread}",
-            "not printed" if paper is None else f"{paper:.2f}",
-            "" if mean is None or paper is None or not result.is_comparable else f"{mean - paper:+.2f}",
-            "" if result.epsilon is None else rounded_up(result.epsilon),
-            f"{len(result.runs)}" if len(result.runs) == seeds else f"{len(result.runs)} of {seeds}",
-            _ORIGINS[panel.origin] + ", reduced" * bool(result.cell.reductions),
+            result.accuracy_text() or "not run",
+            "not printed" if cell.paper is None else f"{cell.paper:.2f}",
+            difference,
+            result.epsilon_text(),
+            f"{count}" if count == seeds else f"{count} of {seeds}",
+            _ORIGINS[panel.origin] + ", reduced" * bool(cell.reductions),
         )
-        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
-    return lines
+        lines.append(line)
+    return ResultTable(_HEADINGS, lines)
 
 
-def _is_comparable(results: Results) -> bool:
-    return all(result.is_comparable for result in results.values())
-
-
-def _shared(results: Results) -> dict[str, Any]:
+def _shared(panel: Panel) -> dict[str, Any]:
     """Returns the settings that all cells have in common."""
-    first, *others = [result.cell.settings.to_dict() for result in results.values()]
+    first, *others = [cell.settings.to_dict() for cell in panel.cells.values()]
     return {name: value for name, value in first.items() if name != "seed" and all(o[name] == value for o in others)}
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
     """Returns those that are not at their defaults as text, without what holds for every run."""
-    defaults = _DEFAULTS.to_dict() | {"reproducible": True}
+    defaults = Settings().to_dict() | {"reproducible": True}
     return ", ".join(f"`{name}` {value}" for name, value in settings.items() if value != defaults[name])
 
 
-def _reductions(results: Results) -> str:
+def _reductions(panel: Panel) -> str:
     """Returns what the scale changed in any of the cells: ``epochs`` 30 → 2."""
     found: dict[str, dict[str, None]] = {}
-    for result in results.values():
-        for name, (before, after) in result.cell.reductions.items():
+    for cell in panel.cells.values():
+        for name, (before, after) in cell.reductions.items():
             found.setdefault(name, {})[f"{'unset' if before is None else before} → {after}"] = None
     return "; ".join(f"`{name}` {', '.join(changes)}" for name, changes in found.items())
 
 
 def _made_by(panels: Sequence[Results]) -> list[dict[str, Any]]:
     """Returns the versions that made the runs, each once."""
-    found = [s["made_by"] for panel in panels for result in panel.values() for s in result.summaries.values()]
+    found = [run.figure("made_by") for run in _runs(panels)]
     return [made for i, made in enumerate(found) if made not in found[:i]]
+
+
+def _runs(panels: Sequence[Results]) -> list[RecordedRun]:
+    return [run for panel in panels for result in panel.values() for run in result.runs]
 
 
 def _duration(seconds: float) -> str:
@@ -266,7 +175,7 @@ def _draw(panel: Panel, results: Results, out: Path, name: str) -> dict[str, str
     """Draws a panel; returns the file names of the pictures with their titles. What would be empty is left out."""
     if not any(result.runs for result in results.values()):
         return {}
-    heading = panel.title if _is_comparable(results) else f"{panel.title}\non {_NOT_COMPARABLE}"
+    heading = panel.title if panel.is_comparable else f"{panel.title}\non {_NOT_COMPARABLE}"
     if panel.figure == "table":
         figure = _heat_map(panel, results)
         figure.suptitle(f"{heading} (test accuracy, %)", fontsize=10)
@@ -275,7 +184,7 @@ def _draw(panel: Panel, results: Results, out: Path, name: str) -> dict[str, str
     drawn = {}
     for i, column in enumerate(panel.columns, 1):
         curves = {
-            row: [run.metrics() for run in result.runs.values()]
+            row: result.metrics
             for row in panel.rows
             if (result := results.get((row, column))) is not None and result.runs
         }
@@ -290,8 +199,8 @@ def _draw(panel: Panel, results: Results, out: Path, name: str) -> dict[str, str
 
 def _heat_map(panel: Panel, results: Results) -> Figure:
     """Ours beside the paper's, in the same colours."""
-    ours = _matrix(panel, {place: result.mean for place, result in results.items()})
-    paper = _matrix(panel, {place: result.cell.paper for place, result in results.items()})
+    ours = _matrix(panel, {place: result.mean and 100 * result.mean for place, result in results.items()})
+    paper = _matrix(panel, {place: cell.paper for place, cell in panel.cells.items()})
     shown = {"ours": ours} | ({"paper": paper} if not np.isnan(paper).all() else {})
     height, width = ours.shape
     figure = Figure(figsize=(2.2 + 0.9 * width * len(shown), 1.6 + 0.45 * height), layout="constrained")
