@@ -110,7 +110,7 @@ def test_a_run_with_a_wrong_statement(tmp_path):
         (["nowhere"], "holds no run"),
         (["nowhere", "--model", "lenet5"], "leave the other settings out"),
         (["--noise-multiplier", 0], "must be positive to be audited"),
-        (["--target", "{mine}:release", "--returns", "both"], "mean or sum"),
+        (["--target", "{mine}:release", "--returns", "both"], "not one of 'mean', 'sum'"),
     ],
 )
 def test_plain_errors(arguments, message, mine):

@@ -8,7 +8,7 @@ import pytest
 from tests.support.published import IDX_NAMES, tiny_mnist, write
 
 from spectral_dp.data import DataError, cache_directory
-from spectral_dp.data.cache import check_replaceable, install, place_of, plain_errors, read_cached, state_of, workspace
+from spectral_dp.data.cache import cache_errors, check_replaceable, install, place_of, read_cached, state_of, workspace
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_cache_directory(monkeypatch, environment, expected):
 
 
 def put(place, contents):
-    with plain_errors(place), workspace(place) as directory:
+    with cache_errors(place), workspace(place) as directory:
         install(contents, place, directory)
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from spectral_dp.cli.options import plain_errors, with_settings
+from spectral_dp.cli.options import plain_errors, progress_bar, with_settings
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.files import write_json
 
@@ -54,7 +53,8 @@ def audit_command(
         int, typer.Option(min=2, max=512, help="Length of the gradients that a function of yours is given.")
     ] = 64,
     returns: Annotated[
-        str, typer.Option(help="What a function of yours returns: the 'mean' (sum over expected batch) or the 'sum'.")
+        Literal["mean", "sum"],
+        typer.Option(help="What a function of yours returns: the mean (sum over expected batch size) or the sum."),
     ] = "mean",
     audit_seed: Annotated[
         int | None, typer.Option(help="Seed of the auditor's own choices; drawn afresh by default.")
@@ -103,7 +103,7 @@ def _target(
     classes: int | None,
     samples: int | None,
     dimension: int,
-    returns: str,
+    returns: Literal["mean", "sum"],
 ) -> Target:
     from spectral_dp.experiments.audit_target import claim_of, from_run, from_settings  # late: torch takes a second
 
@@ -121,7 +121,7 @@ def _target(
     from spectral_dp.audit import FunctionTarget, load_function
 
     return FunctionTarget(
-        load_function(target), claim_of(settings, samples), dimension=dimension, returns=_returns(returns), name=target
+        load_function(target), claim_of(settings, samples), dimension=dimension, returns=returns, name=target
     )
 
 
@@ -140,11 +140,9 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         return
     from spectral_dp.audit.suite import STAGES
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("preparing", total=len(STAGES))
-        yield lambda stage: bar.update(task, description=stage, completed=STAGES.index(stage))
-        bar.update(task, description="done", completed=len(STAGES))
+    with progress_bar("audit", "stages") as update:
+        yield lambda stage: update(total=len(STAGES), completed=STAGES.index(stage), facts=stage)
+        update(completed=len(STAGES), facts="done")
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -153,11 +151,3 @@ def _shape(text: str) -> tuple[int, int, int]:
     except ValueError as error:
         raise SettingsError(f"--input-shape must be three whole numbers C,H,W such as 1,28,28, got {text!r}") from error
     return channels, height, width
-
-
-def _returns(text: str) -> Literal["mean", "sum"]:
-    if text == "mean":
-        return "mean"
-    if text == "sum":
-        return "sum"
-    raise SettingsError(f"--returns must be mean or sum, got {text!r}")

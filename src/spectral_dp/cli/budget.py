@@ -5,18 +5,15 @@ An epoch counts as ``ceil(samples / batch_size)`` steps: rounding up never under
 
 import json
 import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from spectral_dp.cli.options import plain_errors
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.files import save_figure
 from spectral_dp.relations import Relation
@@ -24,13 +21,7 @@ from spectral_dp.relations import Relation
 if TYPE_CHECKING:
     from spectral_dp.accounting import Accountant
 
-
-class AccountantChoice(StrEnum):
-    """The accountants of the library, or a table with both."""
-
-    PLD = "pld"
-    RDP = "rdp"
-    BOTH = "both"
+AccountantChoice = Literal["pld", "rdp", "both"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ def budget_command(
         list[float] | None, typer.Option(help="Noise multiplier: answers with epsilon. Repeat for a table.")
     ] = None,
     delta: Annotated[float, typer.Option(help="Target delta; keep it well below 1/N.")] = 1e-5,
-    accountant: Annotated[AccountantChoice, typer.Option(help="How to account.")] = AccountantChoice.PLD,
+    accountant: Annotated[AccountantChoice, typer.Option(help="How to account; or both.")] = "pld",
     relation: Annotated[Relation, typer.Option(help="Which data sets are neighbours.")] = Relation.ADD_OR_REMOVE_ONE,
     plot: Annotated[
         Path | None, typer.Option(help="Write the curve of epsilon spent against epochs to this PNG.")
@@ -90,7 +81,7 @@ def budget_command(
         raise typer.BadParameter(f"--plot {plot}: there is no directory {plot.parent}")
     steps = math.ceil(samples / batch_size) * epochs
     plan = Plan(samples, batch_size, epochs, batch_size / samples, steps, delta, relation)
-    with _plain_errors(), Console(stderr=True).status("accounting"):
+    with plain_errors(), Console(stderr=True).status("accounting"):
         rows = _answer(plan, epsilon or [], noise_multiplier or [], accountant)
         if plot is not None:
             _draw(plan, rows, plot)
@@ -101,27 +92,13 @@ def budget_command(
         Console().print(_table(plan, rows))
 
 
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Warnings as lines on stderr; what the library refuses as a usage error (exit code 2) without a traceback."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            yield
-        except (ValueError, OSError) as error:
-            raise typer.BadParameter(str(error)) from error
-        finally:
-            for warning in caught:
-                typer.echo(f"warning: {warning.message}", err=True)
-
-
 def _answer(plan: Plan, epsilons: list[float], multipliers: list[float], choice: AccountantChoice) -> list[Answer]:
     from spectral_dp import accounting  # late: what lies below takes a second that --help need not wait for
 
     accounting.warn_if_delta_too_large(plan.delta, plan.samples)
     rows = []
     for name in get_args(accounting.Accountant):
-        if choice in (name, AccountantChoice.BOTH):
+        if choice in (name, "both"):
             wanted: list[tuple[float, float | None]] = [(sigma, None) for sigma in multipliers]
             for target in epsilons:
                 sigma = accounting.calibrate_noise(

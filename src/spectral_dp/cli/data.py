@@ -3,9 +3,8 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -57,20 +56,6 @@ def get(
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True)
-class ListedDataset:
-    """One data set as listed. ``bytes`` is what it takes in the cache, ``where`` the directory if it is there."""
-
-    name: str
-    train_samples: int
-    test_samples: int
-    shape: tuple[int, int, int]
-    classes: int
-    bytes: int
-    state: str
-    where: str | None
-
-
 @data_app.command(name="list")
 def list_(
     cache: CacheOption = None,
@@ -81,18 +66,19 @@ def list_(
     from spectral_dp.data.catalog import DATASETS
 
     try:
-        rows = [_row(info, cache) for info in DATASETS]
+        listed = [_listed(info, cache) for info in DATASETS]
     except DataError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        typer.echo(json.dumps(listed, indent=2))
     else:
         place = cache_directory() if cache is None else cache
-        Console().print(_table(rows, f"cache: {place}; fetch with `spectral-dp data get NAME`"))
+        Console().print(_table(listed, f"cache: {place}; fetch with `spectral-dp data get NAME`"))
 
 
-def _row(info: "DatasetInfo", cache: Path | None) -> ListedDataset:
+def _listed(info: "DatasetInfo", cache: Path | None) -> dict[str, Any]:
+    """What is said of a data set; ``bytes`` is what it takes in the cache, ``where`` its directory if it is there."""
     from spectral_dp.data.cache import place_of, state_of
 
     size, state, where = 0, "bundled", None
@@ -100,23 +86,18 @@ def _row(info: "DatasetInfo", cache: Path | None) -> ListedDataset:
         place = place_of(info, cache)
         size, state = info.editions[0].limit, state_of(info, place)
         where = None if state == "absent" else str(place)
-    return ListedDataset(info.name, info.train_samples, info.test_samples, info.shape, info.classes, size, state, where)
+    names = ("name", "train_samples", "test_samples", "shape", "classes")
+    return {name: getattr(info, name) for name in names} | {"bytes": size, "state": state, "where": where}
 
 
-def _table(rows: list[ListedDataset], caption: str) -> Table:
+def _table(listed: list[dict[str, Any]], caption: str) -> Table:
     table = Table(caption=caption)
     for heading in ("name", "train", "test", "shape", "classes", "size", "state"):
         table.add_column(heading, justify="left" if heading in ("name", "state") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.train_samples}",
-            f"{row.test_samples}",
-            " x ".join(map(str, row.shape)),
-            f"{row.classes}",
-            f"{row.bytes / 1e6:.0f} MB" if row.bytes else "-",
-            row.state,
-        )
+    for each in listed:
+        shape, size = " x ".join(map(str, each["shape"])), f"{each['bytes'] / 1e6:.0f} MB" if each["bytes"] else "-"
+        samples = (f"{each['train_samples']}", f"{each['test_samples']}")
+        table.add_row(each["name"], *samples, shape, f"{each['classes']}", size, each["state"])
     return table
 
 

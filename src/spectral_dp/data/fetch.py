@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from spectral_dp.data.cache import check_replaceable, install, place_of, plain_errors, read_cached, workspace
+from spectral_dp.data.cache import cache_errors, check_replaceable, install, place_of, read_cached, workspace
 from spectral_dp.data.catalog import DatasetInfo, Edition, find
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.mirrors import DownloadProgress, fetch_from_mirror
@@ -40,7 +40,7 @@ def fetch_dataset(
         raise DataError(f"{name} comes with scikit-learn: there is nothing to fetch")
     place = place_of(info, cache)
     remove_abandoned(place)
-    with plain_errors(place):
+    with cache_errors(place):
         if place.is_dir() and not force:
             read_cached(info, cache)
             return place

@@ -103,6 +103,14 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> torch.optim.
     )
 
 
+def _make_private(engine: Any, settings: ResolvedSettings, common: Mapping[str, Any], **with_epsilon: Any) -> Any:
+    """Asks an engine, ours or Opacus', for the noise multiplier of the settings, or else for their epsilon."""
+    if settings.noise_multiplier is not None:
+        return engine.make_private(noise_multiplier=settings.noise_multiplier, **common)
+    budget = {"target_epsilon": settings.epsilon, "target_delta": settings.delta, "epochs": settings.epochs}
+    return engine.make_private_with_epsilon(**budget, **common, **with_epsilon)
+
+
 class EngineMethod(Method):
     """Spectral-DP, or DP-SGD by the same engine."""
 
@@ -133,19 +141,9 @@ class EngineMethod(Method):
             "max_physical_batch_size": settings.max_physical_batch_size,
             "augmentation_multiplicity": settings.augmentation_multiplicity,
         }
-        if settings.noise_multiplier is None:
-            assert settings.epsilon is not None
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="delta")  # warned of already
-                made = self.engine.make_private_with_epsilon(
-                    target_epsilon=settings.epsilon,
-                    target_delta=settings.delta,
-                    epochs=settings.epochs,
-                    stop_at_budget=True,
-                    **common,
-                )
-        else:
-            made = self.engine.make_private(noise_multiplier=settings.noise_multiplier, **common)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="delta")  # warned of already
+            made = _make_private(self.engine, settings, common, stop_at_budget=True)
         self.model, self.private, loader = made
         assert isinstance(loader, PoissonLoader)
         self.optimizer: PrivateOptimizer = self.private
@@ -267,12 +265,7 @@ class OpacusMethod(_ByEpoch):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its secure mode and its own defaults
             self.engine = opacus.PrivacyEngine(accountant="prv" if settings.accountant == "pld" else "rdp")
-            if settings.noise_multiplier is None:
-                made = self.engine.make_private_with_epsilon(
-                    target_epsilon=settings.epsilon, target_delta=settings.delta, epochs=settings.epochs, **common
-                )
-            else:
-                made = self.engine.make_private(noise_multiplier=settings.noise_multiplier, **common)
+            made = _make_private(self.engine, settings, common)
         self.model, self.private, self._loader = made
         self.optimizer = self.private
         self.steps_per_epoch = len(self._loader)

@@ -105,10 +105,6 @@ class Recipe:
     seeds: int
     panels: tuple[Panel, ...]
 
-    def with_seeds(self, seeds: int | None) -> Recipe:
-        """Returns it with another number of seeds; the same where none is given."""
-        return self if seeds is None else replace(self, seeds=seeds)
-
     def grid(self) -> Grid[tuple[int, str, str]]:
         """Returns the settings of every cell by the number of its panel, its row and its column, with every seed."""
         cells = {(i, *place): cell for i, panel in enumerate(self.panels) for place, cell in panel.cells.items()}
@@ -120,12 +116,13 @@ def names() -> list[str]:
     return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
 
 
-def read_recipe(name: str, scale: str) -> Recipe:
+def read_recipe(name: str, scale: str, seeds: int | None = None) -> Recipe:
     """Returns a recipe at a scale.
 
     Args:
         name: One of :func:`names`, or the path of a TOML file.
         scale: One of the recipe's scales; those of the package have smoke, cpu and full.
+        seeds: How many seeds to run; the recipe's number where not given.
 
     Raises:
         RecipeError: No such recipe or scale, or the file is no valid recipe.
@@ -136,7 +133,8 @@ def read_recipe(name: str, scale: str) -> Recipe:
         raise RecipeError(
             f"unknown recipe {name!r}: choose from {', '.join(names())}, or give the path of a .toml file"
         )
-    return _Reader(Path(name) if is_path else _SHIPPED / f"{name}.toml", scale).recipe()
+    recipe = _Reader(Path(name) if is_path else _SHIPPED / f"{name}.toml", scale).recipe()
+    return replace(recipe, seeds=seeds or recipe.seeds)
 
 
 class _Table:

@@ -312,30 +312,22 @@ def _refuse_old_names(names: Collection[str], source: str) -> None:
         raise SettingsError(f"{renamed}: rename {'it' if len(old) == 1 else 'them'} in {source}")
 
 
-def choices(hint: Any) -> tuple[str, ...] | None:
-    """Returns the values that a setting of this type can have, if they can be listed."""
-    inner = [part for part in alternatives(hint) if part is not type(None)]
-    if len(inner) == 1 and typing.get_origin(inner[0]) is Literal:
-        return typing.get_args(inner[0])
-    return tuple(Relation) if inner == [Relation] else None
-
-
-def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union, or the type itself."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+def kind_of(hint: Any) -> Any:
+    """Returns the type of a setting without the None of an optional one."""
+    members = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return next(member for member in members if member is not type(None))
 
 
 def _checked(name: str, hint: Any, value: Any) -> Any:
     """Returns the value in the type of its setting, or says what that is."""
-    kinds = alternatives(hint)
-    if value is None and type(None) in kinds:
+    kind = kind_of(hint)
+    if value is None and kind is not hint:
         return None
-    listed = choices(hint)
-    if listed is not None:
+    if kind is Relation or typing.get_origin(kind) is Literal:
+        listed = tuple(Relation) if kind is Relation else typing.get_args(kind)
         if value not in listed:
             raise SettingsError(f"{name} must be one of {', '.join(listed)}, got {value!r}")
-        return Relation(value) if Relation in kinds else value
-    kind = next(kind for kind in kinds if kind is not type(None))
+        return Relation(value) if kind is Relation else value
     if kind is float and type(value) is int:
         return float(value)
     if kind is float and type(value) is float and not math.isfinite(value):
