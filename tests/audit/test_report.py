@@ -1,17 +1,13 @@
-"""Reports: what they say, in a table, as JSON and as a picture."""
+"""Reports: what they say, in a table and as JSON."""
 
 import io
 import json
 import math
 
-import pytest
 from rich.console import Console
-from tests.support import audit_doubles as doubles
 
-from spectral_dp import audit
 from spectral_dp.audit.report import Report, Verdict
 from spectral_dp.audit.statistics.coverage import Coverage
-from spectral_dp.experiments import audit_figure as figure
 
 HOLDS = Verdict("noise law", "ten numbers", "p-value", 0.01, 0.4, "at least", 0.99, True, 0.5)
 FAILS = Verdict(
@@ -61,12 +57,3 @@ def test_coverage_is_stated():
     assert "steps 1 to 1000 of 4000 (25% of the run)" in " ".join(text(report).split())
     assert report.to_json()["coverage"]["calls"] == 1000
     assert Report("x", CLAIM, (HOLDS,)).to_json()["coverage"] is None
-
-
-@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
-def test_picture(relation, tmp_path):
-    effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=200, run_scores=1, steps=1, noise_steps=4, calls=40)
-    claim = audit.Claim(1.3, 0.7, 4, sample_rate=0.5, relation=relation)
-    report = audit.run_audit(doubles.target(doubles.sound, claim=claim), effort=effort, seed=0)
-    figure.draw(report, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from spectral_dp import audit
-from spectral_dp.experiments.audit_target import claim_of, from_run, from_settings
+from spectral_dp.experiments.audit_target import claim_from_settings, target_from_run, target_from_settings
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.layers import BlockCirculantLinear
 
@@ -14,7 +14,7 @@ SMALL = {"model": "lenet5", "image_size": 12, "batch_size": 64, "epochs": 2, "ep
 
 
 def test_the_claim_is_that_of_training():
-    claim = claim_of(Settings.from_dict(SMALL).resolved())
+    claim = claim_from_settings(Settings.from_dict(SMALL).resolved())
     assert claim.sample_rate == pytest.approx(64 / 1437)
     assert claim.steps == 2 * 23
     assert claim.epsilon <= claim.stated_epsilon == 3.0
@@ -22,7 +22,7 @@ def test_the_claim_is_that_of_training():
 
 
 def test_given_noise_and_number_of_samples():
-    claim = claim_of(
+    claim = claim_from_settings(
         Settings.from_dict({"noise_multiplier": 1.5, "max_grad_norm": 0.5, "batch_size": 100}).resolved(), 1000
     )
     assert (claim.noise_multiplier, claim.max_grad_norm, claim.sample_rate) == (1.5, 0.5, 0.1)
@@ -32,12 +32,12 @@ def test_given_noise_and_number_of_samples():
 @pytest.mark.parametrize("validation", [0, 100])
 def test_a_part_of_the_data_set(validation):
     settings = Settings.from_dict({**SMALL, "validation_size": validation}).resolved()
-    assert claim_of(settings).sample_rate == pytest.approx(64 / (1437 - validation))
+    assert claim_from_settings(settings).sample_rate == pytest.approx(64 / (1437 - validation))
 
 
 def test_model_and_filters_are_those_of_training():
     settings = Settings.from_dict({**SMALL, "block_size": 4, "conv_ratio": 0.5, "clipping": "per_layer"}).resolved()
-    target = from_settings(settings)
+    target = target_from_settings(settings)
     assert isinstance(target, audit.SpectralTarget)
     model = target._template
     assert isinstance(model.fc1, BlockCirculantLinear)
@@ -48,7 +48,7 @@ def test_model_and_filters_are_those_of_training():
 
 def test_layers_that_stay_dense_are_dense_in_the_audit():
     """Catches auditing another network than was trained."""
-    target = from_settings(
+    target = target_from_settings(
         Settings.from_dict({"model": "model1", "batch_size": 64, "noise_multiplier": 1.0}).resolved()
     )
     assert isinstance(target._template.fc1, nn.Linear)
@@ -58,21 +58,23 @@ def test_layers_that_stay_dense_are_dense_in_the_audit():
 def test_bounds_of_single_layers():
     bounds = [0.1, 0.2, 0.3, 0.4, 0.5]
     settings = Settings.from_dict({**SMALL, "clipping": "per_layer", "layer_max_grad_norms": bounds}).resolved()
-    target = from_settings(settings)
+    target = target_from_settings(settings)
     assert target.claim.max_grad_norm == pytest.approx(0.55**0.5)
     assert "0.5" in repr(target._chosen.optimizer.clipping)
 
 
 def test_opacus():
     pytest.importorskip("opacus")
-    assert isinstance(from_settings(Settings.from_dict({**SMALL, "method": "opacus"}).resolved()), audit.OpacusTarget)
+    assert isinstance(
+        target_from_settings(Settings.from_dict({**SMALL, "method": "opacus"}).resolved()), audit.OpacusTarget
+    )
 
 
 def test_refusals():
     with pytest.raises(SettingsError, match="claims no privacy"):
-        from_settings(Settings.from_dict({"method": "nonprivate"}).resolved())
+        target_from_settings(Settings.from_dict({"method": "nonprivate"}).resolved())
     with pytest.raises(SettingsError, match="exceeds the 10 training samples"):
-        claim_of(Settings.from_dict(SMALL).resolved(), 10)
+        claim_from_settings(Settings.from_dict(SMALL).resolved(), 10)
 
 
 def write_run(directory, **stated):
@@ -83,10 +85,10 @@ def write_run(directory, **stated):
 
 
 def test_a_run_is_held_to_its_privacy_statement(tmp_path):
-    claim = from_run(write_run(tmp_path)).claim
+    claim = target_from_run(write_run(tmp_path)).claim
     assert (claim.noise_multiplier, claim.sample_rate, claim.steps, claim.stated_epsilon) == (1.3, 0.1, 20, 9.0)
 
 
 def test_no_run(tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
-        from_run(tmp_path)
+        target_from_run(tmp_path)

@@ -84,9 +84,9 @@ def audit_command(
         if out is not None:
             write_json(out, report.to_json())
         if plot is not None and report.scores:  # none where no canary could be seen
-            from spectral_dp.experiments.audit_figure import draw
+            from spectral_dp.experiments.audit_figure import draw_audit
 
-            draw(report, plot)
+            draw_audit(report, plot)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
     else:
@@ -105,23 +105,27 @@ def _target(
     dimension: int,
     returns: Literal["mean", "sum"],
 ) -> Target:
-    from spectral_dp.experiments.audit_target import claim_of, from_run, from_settings  # late: torch takes a second
+    from spectral_dp.experiments.audit_target import (  # late: torch takes a second
+        claim_from_settings,
+        target_from_run,
+        target_from_settings,
+    )
 
     if run is not None:
         if given or target != "spectral" or input_shape or classes or samples:
             raise SettingsError(f"the run {run} says what to audit: leave the other settings out")
-        return from_run(run)
+        return target_from_run(run)
     if target == "opacus":
         given = given | {"method": "opacus"}
     settings = Settings.from_dict(given, source="the settings").resolved()
     if target in ("spectral", "opacus"):
-        return from_settings(settings, input_shape=input_shape, classes=classes, samples=samples)
+        return target_from_settings(settings, input_shape=input_shape, classes=classes, samples=samples)
     if ":" not in target:
         raise SettingsError(f"--target must be spectral, opacus or FILE.py:NAME, got {target!r}")
     from spectral_dp.audit import FunctionTarget, load_function
 
     return FunctionTarget(
-        load_function(target), claim_of(settings, samples), dimension=dimension, returns=returns, name=target
+        load_function(target), claim_from_settings(settings, samples), dimension=dimension, returns=returns, name=target
     )
 
 

@@ -1,4 +1,4 @@
-"""A picture of what canaries showed: their scores with and without them, and the trade-off between the two errors."""
+"""The picture of an audit: the scores of steps with and without a canary, and the trade-off between the two errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spectral_dp.files import save_figure
 from spectral_dp.relations import Relation
 
 
-def draw(report: Report, path: str | os.PathLike[str]) -> None:
-    """Draws the canary scores of single steps; the file appears whole or not at all."""
+def draw_audit(report: Report, path: str | os.PathLike[str]) -> None:
+    """Draws the canary scores of single steps that an audit reports; the file appears whole or not at all."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)

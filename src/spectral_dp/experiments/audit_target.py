@@ -1,4 +1,4 @@
-"""Targets from the settings of a training run, or from a run that was made."""
+"""What the audit is given to audit: the training step of some settings, or of a finished run, and what it claims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 
 
-def from_settings(
+def target_from_settings(
     settings: ResolvedSettings,
     *,
     input_shape: tuple[int, int, int] | None = None,
@@ -31,11 +31,11 @@ def from_settings(
     The network is freshly initialised: what is released of a layer does not depend on its weights.
 
     Args:
-        settings: As of ``spectral-dp train``.
-        input_shape: ``(C, H, W)``; that of the data set where not given.
-        classes: Number of classes; likewise.
-        samples: Number of training samples; likewise.
-        claim: What is said of the run; follows from the settings where not given.
+        settings: The settings of the run.
+        input_shape: Shape ``(C, H, W)`` of an image; that of the data set where not given.
+        classes: Number of classes; that of the data set where not given.
+        samples: Number of training samples; that of the settings and the data set where not given.
+        claim: What is claimed of the run; follows from the settings where not given.
     """
     if not settings.is_private:
         raise SettingsError(f"method {settings.method} claims no privacy, so there is nothing to audit")
@@ -44,7 +44,7 @@ def from_settings(
         channels, height, width = info.shape
         side = settings.image_size
         input_shape = (channels, side or height, side or width)
-    claim = claim or claim_of(settings, samples)
+    claim = claim or claim_from_settings(settings, samples)
     model = build_network(settings, input_shape, classes or info.classes)
     name = f"{settings.model} ({settings.method})"
     if settings.method == "opacus":
@@ -62,7 +62,7 @@ def from_settings(
     )
 
 
-def claim_of(settings: ResolvedSettings, samples: int | None = None) -> Claim:
+def claim_from_settings(settings: ResolvedSettings, samples: int | None = None) -> Claim:
     """Returns what settings claim: the noise of their budget, or the budget of their noise."""
     if samples is None:
         samples = settings.train_size or catalog.find(settings.dataset).train_samples - settings.validation_size
@@ -78,7 +78,7 @@ def claim_of(settings: ResolvedSettings, samples: int | None = None) -> Claim:
     return _claim(settings, sigma, rate, steps, settings.epsilon)
 
 
-def from_run(directory: str | os.PathLike[str]) -> ModelTarget:
+def target_from_run(directory: str | os.PathLike[str]) -> ModelTarget:
     """Returns the training step of a finished run, with what its privacy statement claims."""
     run = RunDirectory(directory)
     settings = run.settings()
@@ -86,7 +86,7 @@ def from_run(directory: str | os.PathLike[str]) -> ModelTarget:
         raise SettingsError(f"{run.path} was trained without privacy, so there is nothing to audit")
     stated: dict[str, Any] = run.read(run.privacy)
     facts = (stated["noise_multiplier"], stated["sample_rate"], stated["steps"], stated["epsilon"])
-    return from_settings(settings, claim=_claim(settings, *facts))
+    return target_from_settings(settings, claim=_claim(settings, *facts))
 
 
 def _claim(settings: ResolvedSettings, sigma: float, rate: float, steps: int, stated: float | None) -> Claim:

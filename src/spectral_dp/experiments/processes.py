@@ -84,7 +84,7 @@ def run_all(
     with ExitStack() as stack:
         stack.callback(_stop, running)
         stack.enter_context(_terminable())
-        while waiting or running:
+        while True:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
                 running[name] = start(runs[name], directories[name], _log(root, name), threads)
@@ -94,6 +94,8 @@ def run_all(
             finished = len(runs) - len(waiting) - len(running) - len(failures)
             shares = {name: len(directories[name].metrics()) / _evaluations(runs[name]) for name in running}
             show(RunsProgress(finished, len(runs), shares))
+            if not (waiting or running):
+                break
             time.sleep(_POLL)
     if failures:
         listed = "\n  - ".join(f"{name}: {reason}" for name, reason in failures.items())

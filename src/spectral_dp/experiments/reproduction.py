@@ -223,6 +223,6 @@ def _draw_matrix(axes: Axes, values: np.ndarray[Any, Any], limits: tuple[float, 
     low, high = limits
     axes.imshow(values, cmap="cividis", vmin=low, vmax=high, aspect="auto")
     for (i, j), value in np.ndenumerate(values):
-        is_dark = not np.isnan(value) and value < (low + high) / 2
+        is_dark = not np.isnan(value) and value <= (low + high) / 2
         text = "–" if np.isnan(value) else f"{value:.2f}"
         axes.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if is_dark else "black")
