@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from spectral_dp.cli.options import plain_errors, progress_bar, with_settings
+from spectral_dp.cli.options import plain_errors, with_settings
+from spectral_dp.cli.progress import progress_bar
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.files import write_json
 

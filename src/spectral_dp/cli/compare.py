@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import plain_errors, run_all, with_settings
+from spectral_dp.cli.options import plain_errors, with_settings
+from spectral_dp.cli.progress import run_all
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
 DEFAULT_ARMS = ("nonprivate", "dpsgd", "spectral")

@@ -6,24 +6,18 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from spectral_dp.experiments.settings import ResolvedSettings, Settings, kind_of, read_file
+from spectral_dp.experiments.settings import Settings, kind_of, read_file
 
-if TYPE_CHECKING:
-    from spectral_dp.experiments.processes import RunsProgress
-
-#: Exit code of a run that was stopped by Ctrl-C and can be resumed, as shells have it.
-INTERRUPTED = 130
+#: Settings whose flag is given once for each element, and what an element looks like.
+_REPEATED = {"dense_layers": "NAME", "layer_max_grad_norms": "C", "layer_ratios": "NAME=RATIO"}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -99,12 +93,9 @@ def _flag(name: str, metadata: Any) -> inspect.Parameter:
     annotation: Any
     if kind is bool:
         annotation, flag = bool | None, f"{flag}/--no-{flag[2:]}"
-    elif name == "layer_ratios":
-        annotation, flag, options["metavar"] = list[str] | None, "--layer-ratio", "NAME=RATIO"
-    elif name == "layer_max_grad_norms":
-        annotation, flag, options["metavar"] = list[float] | None, "--layer-max-grad-norm", "C"
-    elif name == "dense_layers":
-        annotation, flag, options["metavar"] = list[str] | None, "--dense-layer", "NAME"
+    elif name in _REPEATED:
+        flag, options["metavar"] = flag.removesuffix("s"), _REPEATED[name]
+        annotation = (kind if kind == list[float] else list[str]) | None
     else:
         annotation = kind | None
     return inspect.Parameter(
@@ -126,34 +117,3 @@ def _layer_ratios(pairs: list[str]) -> dict[str, float]:
         if not (name and equals):
             raise typer.BadParameter(f"--layer-ratio {pair}: write it as NAME=RATIO, such as fc1=0.5")
     return ratios
-
-
-def run_all(runs: Mapping[str, ResolvedSettings], root: Path, jobs: int, *, to_go_on: str) -> int:
-    """Makes the runs that are not finished; returns an exit code, whatever happened: what is finished is kept."""
-    from spectral_dp.experiments import processes  # late: torch takes a second
-
-    try:
-        with progress_bar("training", "runs") as update:
-
-            def show(progress: RunsProgress) -> None:
-                facts = ", ".join(f"{name} {share:.0%}" for name, share in progress.running.items())
-                done = progress.finished + sum(progress.running.values())
-                update(total=progress.total, completed=done, facts=facts)
-
-            processes.run_all(runs, root, jobs=jobs, show=show)
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; {to_go_on} goes on", err=True)
-        return INTERRUPTED
-    except processes.RunsFailed as error:
-        typer.echo(f"error: {error}", err=True)
-        return 1
-    return 0
-
-
-@contextmanager
-def progress_bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr; yields what updates its ``total``, ``completed`` and the ``facts`` behind it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
-        yield partial(bar.update, bar.add_task(title, total=None, facts="preparing"))

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import INTERRUPTED, plain_errors, run_all
+from spectral_dp.cli.options import plain_errors
+from spectral_dp.cli.progress import INTERRUPTED, run_all
 
 if TYPE_CHECKING:
     from spectral_dp.experiments.recipe import Recipe

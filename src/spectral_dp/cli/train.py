@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import INTERRUPTED, plain_errors, progress_bar, with_settings
+from spectral_dp.cli.options import plain_errors, with_settings
+from spectral_dp.cli.progress import INTERRUPTED, progress_bar
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 

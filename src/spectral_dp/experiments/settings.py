@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -45,122 +45,106 @@ def _option(default: Any, help: str, *, group: str, free: bool = False) -> Any:
     return field(default=default, metadata=metadata)
 
 
+_GROUPS = ("Data", "Model", "Privacy", "Spectral-DP", "Training", "Execution")
+_data, _model, _privacy, _spectral, _training, _execution = (partial(_option, group=group) for group in _GROUPS)
+
+_POSITIVE = (
+    *("epochs", "batch_size", "augmentation_multiplicity", "evaluate_every", "max_grad_norm", "learning_rate"),
+    *("train_size", "test_size", "image_size", "max_physical_batch_size", "threads", "epsilon"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     """The settings of a training run, checked one by one and against each other."""
 
-    dataset: str = _option("digits", "Data set: digits, mnist, fashion-mnist, cifar10 or cifar100.", group="Data")
-    data_path: str | None = _option(
-        None, "File or directory with the official files, instead of the cache.", group="Data"
+    dataset: str = _data("digits", "Data set: digits, mnist, fashion-mnist, cifar10 or cifar100.")
+    data_path: str | None = _data(None, "File or directory with the official files, instead of the cache.")
+    train_size: int | None = _data(None, "Train on this many samples only, a fixed random choice.")
+    test_size: int | None = _data(None, "Evaluate on this many held-out samples only.")
+    validation_size: int = _data(
+        0, "For choosing settings: evaluate on this many training samples, left out of training, not on the test set."
     )
-    train_size: int | None = _option(None, "Train on this many samples only, a fixed random choice.", group="Data")
-    test_size: int | None = _option(None, "Evaluate on this many held-out samples only.", group="Data")
-    validation_size: int = _option(
-        0,
-        "For choosing settings: evaluate on this many training samples, left out of training, not on the test set.",
-        group="Data",
-    )
-    image_size: int | None = _option(None, "Resize images to this many pixels a side.", group="Data")
-    flip: bool = _option(False, "Augment by mirroring images at random.", group="Data")
-    shift: int = _option(0, "Augment by shifting images by up to this many pixels.", group="Data")
-    augmentation_multiplicity: int = _option(
-        1, "Augmented views of each sample, whose gradients are averaged before clipping.", group="Data"
+    image_size: int | None = _data(None, "Resize images to this many pixels a side.")
+    flip: bool = _data(False, "Augment by mirroring images at random.")
+    shift: int = _data(0, "Augment by shifting images by up to this many pixels.")
+    augmentation_multiplicity: int = _data(
+        1, "Augmented views of each sample, whose gradients are averaged before clipping."
     )
 
-    model: str = _option(
-        "model1", "Network: model1, lenet5, model2, model3, or your own as package.module:factory.", group="Model"
+    model: str = _model("model1", "Network: model1, lenet5, model2, model3, or your own as package.module:factory.")
+    activation: Literal["tanh", "relu"] | None = _model(None, "Activation function; tanh where the model has a choice.")
+    block_size: int | None = _model(
+        None, "Block size of block-circulant dense layers; 0 for dense ones (default: the model's)."
     )
-    activation: Literal["tanh", "relu"] | None = _option(
-        None, "Activation function; tanh where the model has a choice.", group="Model"
-    )
-    block_size: int | None = _option(
-        None, "Block size of block-circulant dense layers; 0 for dense ones (default: the model's).", group="Model"
-    )
-    dense_layers: list[str] = _option(
-        [], "Name of a layer to leave dense, with --block-size. May be repeated.", group="Model"
-    )
-    last_block_size: int = _option(10, "Block size of the last dense layer, with --block-size.", group="Model")
+    dense_layers: list[str] = _model([], "Name of a layer to leave dense, with --block-size. May be repeated.")
+    last_block_size: int = _model(10, "Block size of the last dense layer, with --block-size.")
 
-    method: MethodName = _option("spectral", "What to train with; opacus is DP-SGD by Opacus itself.", group="Privacy")
-    epsilon: float | None = _option(
-        None, "Privacy budget: calibrates the noise (default: 2, unless --noise-multiplier is given).", group="Privacy"
+    method: MethodName = _privacy("spectral", "What to train with; opacus is DP-SGD by Opacus itself.")
+    epsilon: float | None = _privacy(
+        None, "Privacy budget: calibrates the noise (default: 2, unless --noise-multiplier is given)."
     )
-    delta: float = _option(1e-5, "The delta of the budget; keep it well below 1/N.", group="Privacy")
-    noise_multiplier: float | None = _option(None, "Noise multiplier, in place of --epsilon.", group="Privacy")
-    max_grad_norm: float = _option(1.0, "Clipping bound C of a sample's gradient.", group="Privacy")
-    clipping: Literal["flat", "per_layer", "automatic"] = _option(
-        "flat", "Clip all layers together, each by itself (C in total), or normalise.", group="Privacy"
+    delta: float = _privacy(1e-5, "The delta of the budget; keep it well below 1/N.")
+    noise_multiplier: float | None = _privacy(None, "Noise multiplier, in place of --epsilon.")
+    max_grad_norm: float = _privacy(1.0, "Clipping bound C of a sample's gradient.")
+    clipping: Literal["flat", "per_layer", "automatic"] = _privacy(
+        "flat", "Clip all layers together, each by itself (C in total), or normalise."
     )
-    layer_max_grad_norms: list[float] = _option(
-        [],
-        "Clipping bound of one layer, with per_layer clipping, in place of --max-grad-norm. Repeat, in their order.",
-        group="Privacy",
+    layer_max_grad_norms: list[float] = _privacy(
+        [], "Clipping bound of one layer, with per_layer clipping, in place of --max-grad-norm. Repeat, in their order."
     )
-    noise_allocation: Literal["uniform", "optimal"] = _option(
-        "uniform", "With per_layer clipping: the same noise everywhere, or the least in total.", group="Privacy"
+    noise_allocation: Literal["uniform", "optimal"] = _privacy(
+        "uniform", "With per_layer clipping: the same noise everywhere, or the least in total."
     )
-    accountant: Literal["pld", "rdp"] = _option("pld", "How privacy loss is accounted for.", group="Privacy")
-    relation: Relation = _option(Relation.ADD_OR_REMOVE_ONE, "Which data sets are neighbours.", group="Privacy")
+    accountant: Literal["pld", "rdp"] = _privacy("pld", "How privacy loss is accounted for.")
+    relation: Relation = _privacy(Relation.ADD_OR_REMOVE_ONE, "Which data sets are neighbours.")
 
-    conv_ratio: float | None = _option(
-        None, "Fraction of a convolution's coefficients to drop (default: the model's).", group="Spectral-DP"
+    conv_ratio: float | None = _spectral(
+        None, "Fraction of a convolution's coefficients to drop (default: the model's)."
     )
-    linear_ratio: float | None = _option(
-        None,
-        "The same for block-circulant layers, and dense ones fed by an image (default: the model's).",
-        group="Spectral-DP",
+    linear_ratio: float | None = _spectral(
+        None, "The same for block-circulant layers, and dense ones fed by an image (default: the model's)."
     )
-    layer_ratios: dict[str, float] = _option(
-        {}, "Ratio of one layer, as NAME=RATIO; wins over the others. May be repeated.", group="Spectral-DP"
+    layer_ratios: dict[str, float] = _spectral(
+        {}, "Ratio of one layer, as NAME=RATIO; wins over the others. May be repeated."
     )
-    filter: Literal["low-pass", "adaptive", "annealed"] = _option(
-        "low-pass",
-        "Fixed; with gains learnt from what was released; or a ratio that falls to 0 during the run.",
-        group="Spectral-DP",
+    filter: Literal["low-pass", "adaptive", "annealed"] = _spectral(
+        "low-pass", "Fixed; with gains learnt from what was released; or a ratio that falls to 0 during the run."
     )
-    conv_transform: Literal["fourier", "dct", "haar", "hadamard", "identity"] | None = _option(
-        None, "Transform of convolution kernels (default: dct).", group="Spectral-DP"
+    conv_transform: Literal["fourier", "dct", "haar", "hadamard", "identity"] | None = _spectral(
+        None, "Transform of convolution kernels (default: dct)."
     )
-    support: Literal["kernel", "signal"] = _option(
-        "kernel", "Spectrum of the kernel, or of the padded signal as in the paper.", group="Spectral-DP"
+    support: Literal["kernel", "signal"] = _spectral(
+        "kernel", "Spectrum of the kernel, or of the padded signal as in the paper."
     )
-    order: Literal["filter_then_clip", "clip_then_filter"] = _option(
-        "filter_then_clip", "Order of filter and clip; the paper clips first.", group="Spectral-DP"
+    order: Literal["filter_then_clip", "clip_then_filter"] = _spectral(
+        "filter_then_clip", "Order of filter and clip; the paper clips first."
     )
-    band: Literal["lowest", "box", "paper"] = _option(
-        "lowest", "Which coefficients a ratio keeps.", group="Spectral-DP"
-    )
+    band: Literal["lowest", "box", "paper"] = _spectral("lowest", "Which coefficients a ratio keeps.")
 
-    epochs: int = _option(20, "Epochs.", group="Training")
-    batch_size: int = _option(256, "Expected batch size.", group="Training")
-    optimizer: Literal["sgd", "adam"] = _option("sgd", "Optimizer.", group="Training")
-    learning_rate: float = _option(0.5, "Learning rate at the start.", group="Training")
-    momentum: float = _option(0.0, "Momentum of SGD.", group="Training")
-    weight_decay: float = _option(0.0, "Weight decay.", group="Training")
-    schedule: Literal["constant", "cosine", "linear"] = _option(
-        "constant", "How the learning rate falls over the run: not at all, or to zero.", group="Training"
+    epochs: int = _training(20, "Epochs.")
+    batch_size: int = _training(256, "Expected batch size.")
+    optimizer: Literal["sgd", "adam"] = _training("sgd", "Optimizer.")
+    learning_rate: float = _training(0.5, "Learning rate at the start.")
+    momentum: float = _training(0.0, "Momentum of SGD.")
+    weight_decay: float = _training(0.0, "Weight decay.")
+    schedule: Literal["constant", "cosine", "linear"] = _training(
+        "constant", "How the learning rate falls over the run: not at all, or to zero."
     )
-    ema_decay: float = _option(
-        0.0,
-        "Decay of an exponential moving average of the weights, which is then the result; 0 for none.",
-        group="Training",
+    ema_decay: float = _training(
+        0.0, "Decay of an exponential moving average of the weights, which is then the result; 0 for none."
     )
 
-    seed: int = _option(0, "Seed of initialisation and augmentation.", group="Execution")
-    reproducible: bool = _option(
-        False, "Draw noise and batches from the seed, too. The run is then NOT private.", group="Execution"
+    seed: int = _execution(0, "Seed of initialisation and augmentation.")
+    reproducible: bool = _execution(False, "Draw noise and batches from the seed, too. The run is then NOT private.")
+    max_physical_batch_size: int | None = _execution(
+        None, "The most samples that go through the model at once; saves memory, changes nothing else.", free=True
     )
-    max_physical_batch_size: int | None = _option(
-        None,
-        "The most samples that go through the model at once; saves memory, changes nothing else.",
-        group="Execution",
-        free=True,
-    )
-    device: str = _option("cpu", "Torch device to train on.", group="Execution", free=True)
-    threads: int | None = _option(None, "Threads of torch (default: torch's).", group="Execution", free=True)
-    evaluate_every: int = _option(1, "Evaluate and save a checkpoint every so many epochs.", group="Execution")
-    unsafe_diagnostics: bool = _option(
-        False, "Record figures of the raw private data (training loss, norms). NOT to be published.", group="Execution"
+    device: str = _execution("cpu", "Torch device to train on.", free=True)
+    threads: int | None = _execution(None, "Threads of torch (default: torch's).", free=True)
+    evaluate_every: int = _execution(1, "Evaluate and save a checkpoint every so many epochs.")
+    unsafe_diagnostics: bool = _execution(
+        False, "Record figures of the raw private data (training loss, norms). NOT to be published."
     )
 
     def __post_init__(self) -> None:
@@ -168,17 +152,7 @@ class _Options:
             object.__setattr__(self, f.name, _checked(f.name, self.hints()[f.name], getattr(self, f.name)))
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError("give epsilon or noise_multiplier, not both")
-        positive = (
-            "epochs",
-            "batch_size",
-            "augmentation_multiplicity",
-            "evaluate_every",
-            "max_grad_norm",
-            "learning_rate",
-        )
-        for name in positive:
-            _require(name, getattr(self, name), getattr(self, name) > 0, "positive")
-        for name in ("train_size", "test_size", "image_size", "max_physical_batch_size", "threads", "epsilon"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             _require(name, value, value is None or value > 0, "positive")
         for name in ("momentum", "ema_decay"):
@@ -240,15 +214,9 @@ class Settings(_Options):
     def relevant(self) -> Self:
         """Returns the settings with those that the method does not use at their defaults."""
         unused = {"spectral": (), "nonprivate": ("Spectral-DP", "Privacy")}.get(self.method, ("Spectral-DP",))
+        names = [f.name for f in fields(self) if f.metadata["group"] in unused and f.name != "method"]
         defaults = type(self)()
-        return replace(
-            self,
-            **{
-                f.name: getattr(defaults, f.name)
-                for f in fields(self)
-                if f.metadata["group"] in unused and f.name != "method"
-            },
-        )
+        return replace(self, **{name: getattr(defaults, name) for name in names})
 
     def resolved(self) -> ResolvedSettings:
         """Returns the settings with every default that depends on others filled in.
