@@ -102,6 +102,25 @@ def test_refusals_are_one_line_with_the_fix(arguments, message, tmp_path):
     assert not list(tmp_path.glob("runs/*/summary.json"))
 
 
+def test_flags_that_may_be_repeated():
+    bounds = ["--clipping", "per_layer", "--layer-max-grad-norm", "0.3"]
+    result = run(*FLAGS.split(), *bounds, "--layer-ratio", "1=0", "--layer-ratio", "0=0", "--out", "run")
+    assert result.exit_code == 0, result.output
+    settings = RunDirectory("run").settings()
+    assert settings.layer_max_grad_norms == [0.3]
+    assert settings.layer_ratios == {"1": 0.0, "0": 0.0}
+
+
+def test_old_names_in_a_file_or_a_run_directory_are_refused(tmp_path):
+    assert run(*FLAGS.split(), "--out", "run").exit_code == 0
+    config = RunDirectory("run").config
+    config.write_text(config.read_text().replace('"ema_decay"', '"average"'))
+    for arguments in (["--out", "run", "--resume"], ["--config", "run/config.json", "--out", "other"]):
+        refused = run(*arguments)
+        assert refused.exit_code == 2
+        assert refused.stderr == "error: average is now ema_decay: rename it in run/config.json\n"
+
+
 def test_settings_without_effect_are_named():
     result = run(*FLAGS.split(), "--method", "dpsgd", "--linear-ratio", "0.5", "--out", "run")
     assert result.exit_code == 0
