@@ -21,6 +21,7 @@ from spectral_dp._version import __version__
 
 if TYPE_CHECKING:
     from spectral_dp.accounting.budget import BudgetExhausted
+    from spectral_dp.errors import SpectralDPError
     from spectral_dp.gradients import LayerConfig
     from spectral_dp.layers import BlockCirculantLinear, convert_linear
     from spectral_dp.mechanism.clipping import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "accounting.budget": ["BudgetExhausted"],
+    "errors": ["SpectralDPError"],
     "gradients": ["LayerConfig"],
     "layers": ["BlockCirculantLinear", "convert_linear"],
     "mechanism.clipping": [
@@ -110,6 +112,7 @@ __all__ = [
     "SeededNoise",
     "ShapedFilter",
     "SpectralConfig",
+    "SpectralDPError",
     "Transform",
     "__version__",
     "clip_and_sum",

@@ -17,6 +17,7 @@ from spectral_dp.accounting.privacy_loss import (
     spending,
     with_more_kinds,
 )
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.relations import Relation
 
 _MARGIN, _MARGIN_UNSAMPLED = 3e-4, 3e-3  # fraction of epsilon that an allowance leaves unused (see Allowance)
@@ -25,7 +26,7 @@ _LEAST_NOISE = 1e-3  # steps with a smaller noise multiplier are decided one by 
 _ERRORS_OF_KINDS = 8 * ROUNDING * MAX_KINDS  # part of delta that composing so many kinds may use up, with tails
 
 
-class BudgetExhausted(RuntimeError):
+class BudgetExhausted(SpectralDPError, RuntimeError):
     """Raised by a step that would exceed the planned budget, if the engine was told to stop there."""
 
 

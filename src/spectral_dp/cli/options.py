@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.settings import Settings, kind_of, read_file
 
 #: Settings whose flag is given once for each element, and what an element looks like.
@@ -65,7 +66,7 @@ def plain_errors() -> Iterator[None]:
         warnings.showwarning = _show_warning
         try:
             yield
-        except (ValueError, TypeError) as error:
+        except (SpectralDPError, ValueError, TypeError) as error:
             if os.environ.get("SPECTRAL_DP_TRACEBACK"):
                 raise
             _fail(str(error), 2)

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.files import write_json
@@ -24,7 +25,7 @@ from spectral_dp.files import write_json
 _POLL = 0.1  # seconds between looks at the processes
 
 
-class RunsFailed(RuntimeError):
+class RunsFailed(SpectralDPError, RuntimeError):
     """Some runs failed; the others are kept."""
 
 

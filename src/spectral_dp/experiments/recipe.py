@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from spectral_dp.data import catalog
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.grid import Grid
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, read_file
 
@@ -46,7 +47,7 @@ _NOT_APPLICABLE = "n/a"
 _RESERVED = ("seed", "reproducible")
 
 
-class RecipeError(ValueError):
+class RecipeError(SpectralDPError, ValueError):
     """A recipe that cannot be used: which file, what is wrong, and what to do."""
 
 

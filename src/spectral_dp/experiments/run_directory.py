@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from spectral_dp.accounting import Ledger
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.settings import ResolvedSettings, read_file
 from spectral_dp.files import remove_abandoned, write_json, write_text
 
 
-class RunDirectoryError(ValueError):
+class RunDirectoryError(SpectralDPError, ValueError):
     """A run directory that cannot be used, with the reason."""
 
 

@@ -20,6 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.relations import Relation
 
 MethodName = Literal["spectral", "dpsgd", "opacus", "nonprivate"]
@@ -33,7 +34,7 @@ _RENAMED = {
 }
 
 
-class SettingsError(ValueError):
+class SettingsError(SpectralDPError, ValueError):
     """Settings that cannot be run, with what to change."""
 
 

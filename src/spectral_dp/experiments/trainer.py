@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from spectral_dp import data
 from spectral_dp.data import ImageDataset, random_views
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments import methods
 from spectral_dp.experiments.figures import draw_run
 from spectral_dp.experiments.layer_facts import describe_layers
@@ -37,7 +38,7 @@ CHECKPOINT_EVERY = 300.0
 ACCOUNTING_SHARE = 0.05
 
 
-class Interrupted(RuntimeError):
+class Interrupted(SpectralDPError, RuntimeError):
     """The run was told to stop (Ctrl-C, SIGTERM); it can be resumed."""
 
 

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.files import whole_file
 
 FORMAT = "spectral-dp checkpoint"
 VERSION = 3  # 1 and 2, which were never published, had no seal and no schedules
 
 
-class CheckpointError(ValueError):
+class CheckpointError(SpectralDPError, ValueError):
     """A checkpoint that cannot be used, with the reason."""
 
 

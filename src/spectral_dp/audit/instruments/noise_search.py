@@ -20,6 +20,7 @@ from torch import Tensor
 from spectral_dp.audit.instruments.noise_map import NoiseMap, Part
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.target import Record, Target
+from spectral_dp.errors import SpectralDPError
 
 #: The most releases, and the most numbers in the matrix, that a map without structure may take.
 MOST_RELEASES, MOST_ENTRIES = 4096, 1 << 25
@@ -28,7 +29,7 @@ MOST_RELEASES, MOST_ENTRIES = 4096, 1 << 25
 TOLERANCE = 1e-4
 
 
-class Unstructured(ValueError):
+class Unstructured(SpectralDPError, ValueError):
     """Raised where the noise of a large release has no structure that could be found."""
 
 

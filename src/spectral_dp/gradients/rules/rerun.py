@@ -14,12 +14,13 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.gradients.recording.recorder import Call
 
 NamedTensors = dict[str, Tensor]
 
 
-class NotPerSampleError(RuntimeError):
+class NotPerSampleError(SpectralDPError, RuntimeError):
     """The output of a module does not have one entry a sample."""
 
 

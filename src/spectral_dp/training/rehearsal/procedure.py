@@ -39,6 +39,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import nn
 
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, held
 from spectral_dp.training.optimizer import PrivateOptimizer
@@ -102,7 +103,7 @@ Result = TypeVar("Result")
 Passes: TypeAlias = Generator[_Pass, Observation, Result]
 
 
-class RehearsalError(RuntimeError):
+class RehearsalError(SpectralDPError, RuntimeError):
     """The training loop does not treat every record by itself, or not as it was announced."""
 
 
