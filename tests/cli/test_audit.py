@@ -74,6 +74,12 @@ def test_a_violation_is_exit_code_1(mine):
     assert "coordinate 63 of coordinates" in linear_map["details"]["directions_without_noise"]["gradient"]
 
 
+def test_the_table_shows_what_failed(mine):
+    shown = run("--target", f"{mine}:bare", *CLAIM, "--quiet").stdout
+    for words in ("VIOLATION", "holds", "at least", "exact", "coordinate 63", "the claim does NOT hold"):
+        assert words in shown
+
+
 @pytest.mark.parametrize("target", ["spectral", "opacus"])
 def test_a_configuration(target):
     if target == "opacus":

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, Literal
 
-from rich.table import Table
-
 from spectral_dp.audit.statistics.coverage import Coverage
 
 
@@ -48,6 +46,25 @@ class Verdict:
     def left_out(cls, audit: str, reason: str) -> Verdict:
         """An audit that could not be made."""
         return cls(audit, "nothing", "", math.nan, math.nan, "at most", None, None, note=reason)
+
+    @property
+    def outcome(self) -> Literal["holds", "VIOLATION", "not made"]:
+        """The verdict in a word or two."""
+        return "not made" if self.ok is None else "holds" if self.ok else "VIOLATION"
+
+    def __str__(self) -> str:
+        """The outcome first, and what was tested below.
+
+        >>> print(Verdict("noise law", "32 steps", "p-value", 0.01, 0.4, "at least", 0.99, True))
+        holds      noise law: p-value 0.4, wanted at least 0.01 (confidence 0.99)
+                   32 steps
+        """
+        if self.ok is None:
+            return f"{self.outcome:<9}  {self.audit}: {self.note}"
+        sure = "exact" if self.confidence is None else f"confidence {self.confidence:.4g}"
+        found = f"{self.quantity} {self.measured:.4g}, wanted {self.wanted} {self.claimed:.4g} ({sure})"
+        below = [line for part in (self.tested, self.note) for line in part.splitlines()]
+        return "\n".join([f"{self.outcome:<9}  {self.audit}: {found}", *(f"{'':11}{line}" for line in below)])
 
 
 @dataclass(frozen=True)
@@ -102,23 +119,9 @@ class Report:
         }
         return _finite(whole)
 
-    def table(self) -> Table:
-        """Returns a table for the terminal."""
-        table = Table(title=f"audit of {self.target}", caption=self._caption(), show_lines=True)
-        for heading in ("audit", "tested", "claimed", "measured", "confidence", "verdict", "s"):
-            table.add_column(heading, justify="right" if heading == "s" else "left", overflow="fold")
-        for v in self.verdicts:
-            tested = v.tested + (f"\n[dim]{v.note}[/dim]" if v.note else "")
-            if v.ok is None:
-                table.add_row(v.audit, tested, "", "", "", "[yellow]not made[/yellow]", f"{v.seconds:.1f}")
-                continue
-            verdict = "[green]holds[/green]" if v.ok else "[bold red]VIOLATION[/bold red]"
-            confidence = "exact" if v.confidence is None else f"{v.confidence:.4g}"
-            claimed = f"{v.quantity}\n{v.wanted} {v.claimed:.4g}"
-            table.add_row(v.audit, tested, claimed, f"{v.measured:.4g}", confidence, verdict, f"{v.seconds:.1f}")
-        return table
-
-    def _caption(self) -> str:
+    @property
+    def conclusion(self) -> str:
+        """The claim, what was shown against it, and what was looked at, in plain words."""
         claim = self.claim
         words = f"claimed epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
         if self.epsilon_lower_bound:
@@ -127,6 +130,9 @@ class Report:
         if left_out := sum(v.ok is None for v in self.verdicts):
             words += f" ({left_out} of {len(self.verdicts)} audits could not be made)"
         return words if self.coverage is None else f"{words}\n{self.coverage}"
+
+    def __str__(self) -> str:
+        return "\n".join([f"audit of {self.target}", *map(str, self.verdicts), self.conclusion])
 
 
 class Stopwatch:
