@@ -1,49 +1,62 @@
 # `make demo` installs and shows what the library does; `make test` installs what is missing and checks everything.
+# Another Python: `make test PYTHON=python3.13`, with a fresh $(VENV).
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test test-slow lint figures bench bench-parts clean
+.PHONY: help demo test test-slow coverage format lint figures bench bench-parts clean
+
+help:  ## list the targets (what a bare `make` does)
+	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Settings of the demonstration: chosen on a validation split of the digits (see docs/training.md).
 DEMO := --dataset digits --model model1 --epsilon 3 --epochs 20 --batch-size 256 --max-grad-norm 0.1 --schedule cosine
 
-demo: $(VENV)/installed
+demo: $(VENV)/installed  ## install, compare DP-SGD and Spectral-DP on digits, write a report (two minutes)
 	$(BIN)/spectral-dp compare $(DEMO) --learning-rate 10 --arm dpsgd --arm spectral --seeds 3 --jobs 2 --out runs/demo
 	$(BIN)/spectral-dp report runs/demo --out runs/demo/report.html
 
-test: lint
+test: lint  ## install what is missing, lint, check types, run the tests
 	$(BIN)/python -m pytest
 
-test-slow: $(VENV)/installed-dev
+test-slow: $(VENV)/installed-dev  ## run the tests that train and audit at length
 	$(BIN)/python -m pytest -m slow
 
-lint: $(VENV)/installed-dev
+coverage: $(VENV)/installed-dev  ## run the tests and print which lines and branches they leave out
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+format: $(VENV)/installed-dev  ## format the code, and fix what ruff can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/installed-dev  ## check format, style and types; change nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-figures: $(VENV)/installed
+figures: $(VENV)/installed  ## draw the figures of the documentation
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
 
 # Hours, on a machine that does nothing else. What is remeasured later (--models, --curves) takes its place there.
-bench: $(VENV)/installed-dev
+bench: $(VENV)/installed-dev  ## time training beside Opacus and plain PyTorch (hours)
 	for part in overheads training growth; do $(BIN)/python benchmarks/bench_$$part.py --out results/bench || exit 1; done
 
-bench-parts: $(VENV)/installed-dev
+bench-parts: $(VENV)/installed-dev  ## time the parts: transforms, mechanism, gradients, accounting
 	for part in accounting block_circulant gradients mechanism transforms; do \
 		$(BIN)/python benchmarks/bench_$$part.py || exit 1; done
 
-clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+clean:  ## remove the virtual environment and all caches
+	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing (a few minutes the first time) ..."
-	$(PIP) --editable .
+	$(PIP) --editable '.[cli]'
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
