@@ -88,6 +88,21 @@ def test_a_forked_process_draws_other_noise():
     assert os.read(read, 32) != bytes(out)
 
 
+def test_noise_that_is_drawn_in_another_process_is_under_another_key():
+    """Catches a source that could draw a new key after a fork, as above, and does not look whether there was one."""
+    source = SecureNoise()
+    source.normal((3,))
+    stream, reserve = source._stream, source._reserve
+    assert reserve.numel(), "there are normals left, which the parent will use"
+    source._pid += 1  # as fork leaves it: all that is in memory was the parent's
+    drawn = source.normal((100,), dtype=torch.float64)
+    assert source._stream is not stream
+    assert source._pid == os.getpid()
+    assert not torch.isin(reserve, torch.cat([drawn, source._reserve])).any()
+    same, _ = source._stream, source.normal((3,))
+    assert source._stream is same, "one key for one process"
+
+
 def test_a_seed_must_be_asked_for_in_so_many_words():
     with pytest.raises(ValueError, match="reproducibility_over_privacy=True"):
         SeededNoise(0)
