@@ -236,3 +236,13 @@ def test_steps_sampled_nearly_always_use_no_allowance_of_unsampled_ones():
     assert allowance.after(phases) is not None
     assert allowance.after((Phase(60.0, 1 - 1e-9, 10),)) is None
     assert allowance.after((Phase(60.0, 0.5, 10),)) is None
+
+
+def test_a_ledger_of_fewer_steps_takes_nothing_back():
+    """Catches steps below zero, which would add to what is left: a run that is set back could then be run twice."""
+    phase = Phase(1.0, 0.1, 5)
+    left = {budget.counted_as(phase[:2], budget._CLASSES): 7}
+    allowance = budget.Allowance((phase,), left, 0, frozenset(), {})
+    assert sum(allowance.after((phase._replace(steps=6),)).left.values()) == 6
+    for fewer in ((phase._replace(steps=3),), (), (phase._replace(noise_multiplier=2.0),)):
+        assert allowance.after(fewer) is None
