@@ -26,7 +26,7 @@ from spectral_dp import audit
 claim = audit.Claim(noise_multiplier=1.1, max_grad_norm=1.0, expected_batch_size=8, sample_rate=0.1, steps=10)
 model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
 effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=200, run_scores=4, steps=4, noise_steps=4, calls=20)
-report = audit.audit(audit.SpectralTarget(model, claim, input_shape=(1, 6, 6)), effort=effort, confidence=0.9999)
+report = audit.run_audit(audit.SpectralTarget(model, claim, input_shape=(1, 6, 6)), effort=effort, confidence=0.9999)
 print(report)
 """
 
