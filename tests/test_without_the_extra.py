@@ -8,7 +8,7 @@ from pathlib import Path
 from spectral_dp.__main__ import EXTRA
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("accounting", "mechanism", "layers", "gradients", "training", "audit")
+APPLICATION = ("models", "data", "experiments", "cli", "__main__")
 
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({[*EXTRA, 'click', 'opacus']!r}))\n"
 
@@ -17,7 +17,7 @@ import spectral_dp
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 import importlib, pkgutil
 for info in pkgutil.walk_packages(spectral_dp.__path__, "spectral_dp."):
-    if info.name.split(".")[1] in {ROOMS!r}:
+    if info.name.split(".")[1] not in {APPLICATION!r}:
         importlib.import_module(info.name)
 """
 
