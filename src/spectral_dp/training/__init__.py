@@ -1,10 +1,12 @@
 """Private training: the loop around the mechanism (Algorithm 4 of the paper).
 
-- ``engine``: ``PrivacyEngine``, the front door, makes a model, an optimizer and a loader private.
-- ``compatibility``: what it refuses. ``config``: what is released of each layer.
-- ``loaders``: which loader a run draws from. ``sampling``, ``coins`` and ``records``: Poisson batches.
-- ``optimizer``: clip, sum, noise, filter, inverse, step, in that order. ``release_plan``: what that step releases.
-- ``bookkeeping``: enters it in the ledger. ``run``: one private run, and what a ``checkpoint`` of it holds.
-- ``criterion``, ``opacus_names`` and ``schedulers``: what a script of Opacus asks of the loss and of the optimizer.
-- ``rehearsal``: a look at the user's own loop before anything is released.
+- ``engine``: ``PrivacyEngine``, the entry point. It makes a model, an optimizer and a data loader private.
+- ``compatibility``: refuses models, optimizers, loaders and losses that cannot be trained privately.
+- ``config``: ``SpectralConfig``, which says what is released of each layer.
+- ``loaders``: chooses the loader of a run. ``sampling``, ``coins`` and ``records``: Poisson batches.
+- ``optimizer``: the private step: clip, sum, add noise, filter, invert the transform, descend, in that order.
+- ``release_plan``: what the next step will release. ``bookkeeping``: enters each release in the ledger.
+- ``run``: one private run and the contents of its checkpoint. ``checkpoint``: the file format.
+- ``criterion``, ``opacus_names``, ``schedulers``: the loss, attributes and schedulers that Opacus scripts use.
+- ``rehearsal``: tests the user's training loop before anything is released.
 """

@@ -1,4 +1,4 @@
-"""Bookkeeping: every release of a run is entered in the ledger before it leaves, within a budget if there is one."""
+"""Enters every release of a run in the ledger before it happens, and keeps the run within its budget."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ class Bookkeeping:
     """Enters the releases of one run in a ledger.
 
     Args:
-        ledger: The ledger; other runs may have written to it before.
-        sample_rate: The probability with which a record takes part in a step.
-        budget: What the run must keep within, if anything; may be set later.
+        ledger: The ledger to write to. It may already hold the releases of earlier runs.
+        sample_rate: The probability with which each record takes part in a step.
+        budget: The privacy budget of the run, or None if there is no limit. It can be set later.
     """
 
     def __init__(self, ledger: Ledger, sample_rate: float, budget: Budget | None = None) -> None:
         self.ledger, self.sample_rate, self.budget = ledger, sample_rate, budget
 
     def record(self, release: ReleasePlan) -> None:
-        """Enters a release that is about to leave; raises ``BudgetExhausted`` if it must not."""
+        """Enters a release in the ledger. Call it before the release happens.
+
+        Raises:
+            BudgetExhausted: If the budget does not allow this release. Then nothing is entered.
+        """
         if self.budget is not None:
             self.budget.check(self.ledger, release.noise_multiplier, self.sample_rate)
         self.ledger.record(release.noise_multiplier, self.sample_rate)
 
     def must_stop(self, noise_multiplier: float) -> bool:
-        """Returns whether one step more, with this noise, would be refused."""
+        """Returns whether the budget would refuse one more step with this noise multiplier."""
         budget = self.budget
         return budget is not None and budget.stop and budget.is_spent(self.ledger, noise_multiplier, self.sample_rate)

@@ -1,8 +1,21 @@
-"""Checkpoints: model, optimizer, ledger and sampler saved together, whole or not at all, and sealed together.
+"""Checkpoint files: model, optimizer, ledger and sampler are saved together in one sealed file.
 
-The seal is a digest of everything in the file. Weights of one checkpoint beside the ledger of another, an edited noise
-multiplier and a flipped bit (which ``torch.load`` does not notice) all break it. It holds no secret: whoever controls
-the disk can seal what they like.
+The seal is a SHA-256 digest of everything in the file. It detects mistakes and damage, not attacks: it needs no secret
+key, so anybody who can write to the disk can also write a new seal.
+
+Files that :func:`load` refuses, and what protects against the rest:
+
+====================================================================  =================================================
+The file                                                              What happens
+====================================================================  =================================================
+was written only in part (the process was killed)                     impossible: a complete file replaces the old one
+is truncated, or was not written by ``torch.save``                    ``CheckpointError``
+was written by another library, or by another version of the format   ``CheckpointError``
+has a flipped bit, which ``torch.load`` does not notice               ``CheckpointError``: the seal does not match
+has an edited value, or the ledger of another checkpoint              ``CheckpointError``: the seal does not match
+contains code to execute                                              ``CheckpointError``; the code does not run
+is whole, but belongs to another run or other settings                refused by :class:`~spectral_dp.training.run.Run`
+====================================================================  =================================================
 """
 
 from __future__ import annotations
@@ -24,11 +37,20 @@ VERSION = 3  # 1 and 2, which were never published, had no seal and no schedules
 
 
 class CheckpointError(SpectralDPError, ValueError):
-    """A checkpoint that cannot be used, with the reason."""
+    """Raised when a checkpoint cannot be used. The message says why."""
 
 
 def save(state: Mapping[str, Any], path: str | os.PathLike[str], **torch_save_kwargs: Any) -> None:
-    """Seals a checkpoint and writes it atomically: at any moment the path holds the old file or the new one, whole."""
+    """Seals a checkpoint and writes it atomically: at any moment the path holds the complete old or new file.
+
+    Args:
+        state: The contents of the checkpoint: tensors and plain types (numbers, text, lists, dicts), nested.
+        path: The file to write.
+        **torch_save_kwargs: Arguments for ``torch.save``.
+
+    Raises:
+        CheckpointError: If the state holds a value of another type, or a sparse tensor.
+    """
     state = _plain(state)
     whole = {**state, "format": FORMAT, "version": VERSION, "seal": seal(state)}
     with whole_file(path) as file:
@@ -36,10 +58,14 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], **torch_save_kw
 
 
 def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, Any]:
-    """Reads what :func:`save` was given. Nothing in the file is executed (``weights_only=True``).
+    """Returns the state that :func:`save` wrote. By default (``weights_only=True``), no code in the file is executed.
+
+    Args:
+        path: The file to read.
+        **torch_load_kwargs: Arguments for ``torch.load``.
 
     Raises:
-        CheckpointError: If the file is truncated, damaged, changed, or no checkpoint of this library and version.
+        CheckpointError: If the file is refused; see the table of this module.
     """
     try:
         with warnings.catch_warnings():
@@ -69,9 +95,9 @@ def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, An
 
 
 def seal(state: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 digest of a checkpoint's contents: names, values and order, whatever device they are on.
+    """Returns the SHA-256 digest of a checkpoint's names and values, in their order. The device does not matter.
 
-    It takes 0.6 to 0.9 s a gigabyte, when saving and again when loading: about as long as ``torch.save`` to memory.
+    It takes 0.6 to 0.9 s per gigabyte, once for saving and once for loading, about as long as ``torch.save`` to memory.
     """
     digest = hashlib.sha256()
     _fold(state, digest)
@@ -79,7 +105,7 @@ def seal(state: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, such as a learning rate from ``np.logspace``: only these can be read back."""
+    """Replaces NumPy numbers (a learning rate from ``np.logspace``) by Python numbers, which ``load`` can read."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (list, tuple):
@@ -88,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fold(value: Any, digest: Any) -> None:
-    """Adds a value to a digest. Kind and length come first, so that no two values read the same."""
+    """Adds a value to a digest. Its type and length come first, so that two different values never look the same."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise CheckpointError(f"a checkpoint holds dense tensors, got layout {value.layout}: use to_dense()")
@@ -115,7 +141,7 @@ def _fold(value: Any, digest: Any) -> None:
 
 
 def require_equal(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raises :class:`CheckpointError` with every setting in which a checkpoint differs from the run that loads it."""
+    """Raises a :class:`CheckpointError` that lists all settings in which a checkpoint and a run differ, if any do."""
     differences = [
         f"{name}: saved {saved.get(name)!r}, now {current.get(name)!r}"
         for name in dict.fromkeys((*saved, *current))

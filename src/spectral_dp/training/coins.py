@@ -1,12 +1,14 @@
-"""Where the coins of Poisson sampling come from.
+"""Coins for Poisson sampling: random decisions about which records take part in a step.
 
-Two sources, one method, as for noise. :class:`SecureCoins` is for private runs: nobody can predict a batch.
-:class:`SeededCoins` is for experiments: whoever knows the seed knows every batch, so that sampling amplifies nothing,
-and it must be asked for in so many words.
+:class:`SecureCoins` is for private runs: nobody can predict a batch. :class:`SeededCoins` is for experiments: anybody
+who knows the seed can compute every batch, so sampling does not amplify privacy. It must be requested explicitly.
 
-Formal guarantee. Both toss one coin for each record at each step, independent of all other coins of the source. It
-shows heads with probability ``sample_rate`` (to within 2⁻⁶⁴, never more), by comparing 64 bits of ChaCha20 with it. The
-coins of a (key, epoch, step) are those of one nonce, so no two steps share any.
+Formal guarantee. Both sources toss one coin for each record at each step:
+
+* A coin shows heads with probability ``sample_rate``, to within 2⁻⁶⁴ and never more: 64 bits of ChaCha20 are compared
+  with the rate.
+* The coins of a source are independent of each other, under the assumption that ChaCha20 is a pseudorandom function.
+  Each (key, epoch, step) has a nonce of its own, so no two steps share random bits.
 """
 
 from __future__ import annotations
@@ -25,31 +27,31 @@ _CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
 
 
 class Coins(ABC):
-    """Decides which records take part in a step. A subclass of your own answers for the guarantee of this module."""
+    """Decides which records take part in a step. A subclass must keep the guarantee of this module."""
 
-    #: Whether the tosses can be predicted by nobody, so that sampling amplifies privacy.
+    #: Whether nobody can predict the tosses, so that sampling amplifies privacy.
     is_private: bool
 
-    #: What the tosses can be repeated from; None where they cannot be. A checkpoint holds it.
+    #: The seed that reproduces the tosses, or None if they cannot be reproduced. A checkpoint stores it.
     seed: int | None = None
 
     @abstractmethod
     def tosses(self, size: int, sample_rate: float, epoch: int, first_step: int) -> Iterator[NDArray[np.intp]]:
-        """Yields, for each step of an epoch from ``first_step`` on, the numbers of the records that take part in it.
+        """Yields, for each step of an epoch from ``first_step`` on, the indices of the records that take part in it.
 
         Args:
-            size: How many records there are.
-            sample_rate: The probability of each.
-            epoch: Which epoch it is, counted from 0.
-            first_step: The first step to toss for; there is no last one.
+            size: The number of records.
+            sample_rate: The probability with which each record takes part.
+            epoch: The number of the epoch, counted from 0.
+            first_step: The first step to toss coins for. The iterator never ends.
         """
 
 
 class SecureCoins(Coins):
-    """Coins from ChaCha20 under a key that the operating system draws for every epoch.
+    """Unpredictable coins: ChaCha20 with a new key from the operating system for every epoch.
 
-    The key is never stored. An epoch that is begun again, by this source or by a copy of it, tosses other coins.
-    (A ``torch.Generator`` on the CPU would not do: it has 2³² seeds, few enough to try.)
+    The key is never stored. When an epoch starts again, from this source or from a copy of it, the coins are new.
+    (A ``torch.Generator`` on the CPU would not be secure: it has only 2³² seeds, and an attacker can try them all.)
     """
 
     is_private = True
@@ -60,11 +62,14 @@ class SecureCoins(Coins):
 
 
 class SeededCoins(Coins):
-    """Reproducible coins, for experiments and tests. They hide nothing from whoever can guess the seed.
+    """Reproducible coins for experiments and tests. They hide nothing from anybody who can guess the seed.
 
     Args:
         seed: Any integer.
-        reproducibility_over_privacy: Must be ``True``; says that the batches may be predictable.
+        reproducibility_over_privacy: Must be ``True``, to confirm that the batches may be predictable.
+
+    Raises:
+        ValueError: If ``reproducibility_over_privacy`` is not ``True``.
     """
 
     is_private = False

@@ -1,4 +1,4 @@
-"""What cannot be made private is refused here, before anything is set up, with the cause and the fix."""
+"""Refuses what cannot be trained privately, before anything is set up. Each error names the cause and the fix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from spectral_dp.training.optimizer import PrivateOptimizer
 def require_compatible(
     module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
 ) -> None:
-    """Raises an error unless model, optimizer and data loader (the last two if given) can be made private."""
+    """Checks that a model, and an optimizer and a data loader if given, can be made private.
+
+    Raises:
+        ValueError: If a module mixes samples, if nothing is trainable, or if the optimizer is private already or holds
+            parameters of another model.
+        TypeError: If the data loader is not a ``torch.utils.data.DataLoader``.
+    """
     validate(module)
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError("the model has no trainable parameter: unfreeze one with requires_grad_(True)")
@@ -34,7 +40,7 @@ def require_compatible(
 
 
 def check_criterion(criterion: Any, loss_reduction: str) -> None:
-    """Refuses losses that are known to divide by what other samples hold, or by something else than is said."""
+    """Raises ``ValueError`` for a loss with another reduction than announced, or a mean with class weights."""
     if getattr(criterion, "reduction", loss_reduction) != loss_reduction:
         raise ValueError(
             f"{type(criterion).__name__} has reduction={criterion.reduction!r}, but loss_reduction={loss_reduction!r}: "

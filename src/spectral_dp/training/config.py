@@ -1,4 +1,4 @@
-"""What a private training run releases: the filters of every kind of layer, in one frozen value."""
+"""The configuration of what a private training run releases: one filter for each kind of layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spectral_dp.mechanism.transforms import TransformName, get_transform
 
 
 def plain_repr(value: object) -> str:
-    """The ``repr`` of a setting without memory addresses, so that two runs can be compared."""
+    """Returns the ``repr`` of a setting without memory addresses, so that two runs can be compared."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
@@ -28,29 +28,32 @@ Band = Literal["lowest", "box", "paper"]
 
 @dataclass(frozen=True)
 class SpectralConfig:
-    """Which coordinates of each layer's gradient are released. Everything here is privacy-relevant, nothing else is.
+    """Says which coordinates of each layer's gradient are released.
 
-    The privacy guarantee is the same for every value of it; what changes is what is released under it. The defaults
-    filter nothing: whether and where filtering gains accuracy is a matter of measurement.
+    The privacy guarantee is the same for every configuration; only what is released changes. By default nothing is
+    filtered, because only a measurement can tell where filtering improves the accuracy.
 
-    Nothing that is given is ignored: a setting that another one makes meaningless is a ``ValueError``.
+    No setting is silently ignored: if one setting makes another meaningless, a ``ValueError`` is raised.
 
     Attributes:
-        conv_ratio: Fraction of the degrees of freedom to drop in convolutions.
-        linear_ratio: Fraction to drop in block-circulant layers, and in dense layers whose input layout is given. Other
-            dense layers have no frequencies and are never filtered.
-        conv_filter: A filter for convolutions in place of ``conv_ratio``.
-        linear_filter: A filter for block-circulant and dense layers in place of ``linear_ratio``.
-        layers: What is released of particular layers, by name; wins over all else.
-        input_layouts: Shape ``(C, H, W)``, ``(C, L)`` or ``(L,)`` of what was flattened into a dense layer, or of the
-            input of a convolution with ``support="signal"``, by layer name.
-        conv_transform: Transform of convolution kernels; the cosine transform where None.
-        support: ``"kernel"``, or ``"signal"`` as in the paper's Algorithm 2.
-        order: Order of a filter made of a ratio: ``"filter_then_clip"``, which is what None means, or the paper's
-            ``"clip_then_filter"``.
-        band: Which coordinates a ratio keeps: those of ``"lowest"`` frequency, which is what None means; a ``"box"`` of
-            them; or the ``"paper"``'s first K of each axis with their mirror images, for Fourier coefficients. The
-            input of a dense layer is filtered by cosines, which have no mirror images: there that is the box.
+        conv_ratio: The fraction of the real degrees of freedom to drop in convolutions.
+        linear_ratio: The fraction to drop in block-circulant layers, and in dense layers that have an entry in
+            ``input_layouts``. Other dense layers have no frequencies and are never filtered.
+        conv_filter: A filter for convolutions, in place of ``conv_ratio``.
+        linear_filter: A filter for block-circulant and dense layers, in place of ``linear_ratio``.
+        layers: The configuration of single layers, by layer name. It takes precedence over all other settings.
+        input_layouts: For dense layers, the shape ``(C, H, W)``, ``(C, L)`` or ``(L,)`` of their input before it was
+            flattened; for convolutions with ``support="signal"``, the shape of their input. By layer name.
+        conv_transform: The name of the transform of convolution kernels. None means the cosine transform.
+        support: ``"kernel"`` filters the kernel's gradient; ``"signal"`` filters as in the paper's Algorithm 2.
+        order: The order of filtering and clipping when a ratio is given: ``"filter_then_clip"`` (None means the same)
+            or the paper's ``"clip_then_filter"``.
+        band: Which coordinates a ratio keeps:
+
+            * ``"lowest"`` (None means the same): those of the lowest frequencies.
+            * ``"box"``: a box of low frequencies.
+            * ``"paper"``: the first K Fourier coefficients of each axis and their mirror images, as in the paper. For
+              dense layers this is the box, because their inputs are filtered by cosines, which have no mirror images.
     """
 
     conv_ratio: float | None = None
@@ -81,19 +84,31 @@ class SpectralConfig:
 
     @classmethod
     def dpsgd(cls) -> SpectralConfig:
-        """Plain DP-SGD: nothing is filtered."""
+        """Returns the configuration of plain DP-SGD, which filters nothing."""
         return cls()
 
     @classmethod
     def paper(cls, conv_ratio: float = 0.5, linear_ratio: float = 0.5, **others: Any) -> SpectralConfig:
-        """The layout of the paper's Algorithms 2 to 4, made sound: noise on real coordinates, its band, its order."""
+        """Returns the configuration of the paper's Algorithms 2 to 4: its support, its order and its band.
+
+        Unlike in the paper, the noise is added to real coordinates, so the release is private.
+
+        Args:
+            conv_ratio: The fraction to drop in convolutions.
+            linear_ratio: The fraction to drop in block-circulant and dense layers.
+            **others: Further settings, which take precedence over those of the paper.
+        """
         paper = {"support": "signal", "order": "clip_then_filter", "band": "paper"} | others
         return cls(conv_ratio, linear_ratio, **paper)
 
     def layer_configs(self, model: nn.Module) -> dict[str, LayerConfig]:
-        """Returns what is released of every layer of a model that is not plain, by layer name.
+        """Returns the configuration of every layer of a model that is filtered, by layer name.
 
-        Each layer gets a filter of its own, so that filters that learn do not share what they learnt.
+        Each layer gets its own copy of a filter, so that adaptive filters do not share state. Layers that share a
+        weight share the copy.
+
+        Raises:
+            ValueError: If a setting names a layer that does not exist, or one on which it has no effect.
         """
         modules = dict(model.named_modules())
         for name in (*self.layers, *self.input_layouts):
@@ -116,7 +131,7 @@ class SpectralConfig:
         return chosen
 
     def describe(self) -> dict[str, Any]:
-        """Returns the settings as plain text, for a checkpoint or a privacy statement."""
+        """Returns the settings as text, by name, for a checkpoint or a privacy statement."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: plain_repr(dict(v) if isinstance(v, Mapping) else v) for name, v in out.items()}
 
@@ -129,7 +144,7 @@ class SpectralConfig:
         return self.linear_ratio is not None or self.linear_filter is not None
 
     def _refuse_what_would_be_ignored(self) -> None:
-        """One setting can make another meaningless: say so, and what to write instead."""
+        """Raises ``ValueError`` if one setting makes another meaningless, and says what to write instead."""
         for name in ("order", "band"):
             value = getattr(self, name)
             for kind in ("conv", "linear"):
@@ -175,7 +190,7 @@ class SpectralConfig:
         return "fourier" if self.support == "signal" else self.conv_transform or "dct"
 
     def _check_layout(self, name: str, module: nn.Module) -> None:
-        """A layout must be of a layer that it can act on."""
+        """Raises ``ValueError`` if an input layout is given for a layer that cannot use it."""
         dense = isinstance(module, nn.Linear) and self._filters_linear
         signal = isinstance(module, nn.Conv1d | nn.Conv2d) and self.support == "signal"
         if not dense and not signal:

@@ -1,4 +1,4 @@
-"""The criterion that ``grad_sample_mode="ghost"`` returns, as Opacus does. Here it needs no second backward pass."""
+"""The criterion that ``grad_sample_mode="ghost"`` returns, as in Opacus, but without a second backward pass."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-#: Opacus' modes that return model, optimizer and loader. Here they are all the same.
+#: Opacus' modes in which model, optimizer and loader are returned. Here they all compute the same.
 PlainMode = Literal["hooks", "functorch", "ew", "no_op"]
-#: The mode that returns the criterion, too, before the loader.
+#: The mode in which the criterion is returned as well, before the loader.
 GhostMode = Literal["ghost"]
 
 
 def check_mode(grad_sample_mode: str) -> None:
-    """Refuses modes that Opacus does not have, and those for models that are spread over devices."""
+    """Raises ``ValueError`` for modes that Opacus does not have, and for those that need several devices."""
     known = (*get_args(PlainMode), *get_args(GhostMode))
     if grad_sample_mode in ("ghost_fsdp", "ghost_tp"):
         raise ValueError(
@@ -30,18 +30,21 @@ def check_mode(grad_sample_mode: str) -> None:
 
 
 class PrivateCriterion:
-    """A loss that is the sum, or the plain mean, of the losses of single samples.
+    """A loss that is the sum, or the plain mean, of one loss per sample.
 
-    ``criterion(output, target)`` returns an ordinary tensor: ``loss.backward()`` runs once, and norms and clipped sums
-    are exact after it.
+    ``criterion(output, target)`` returns an ordinary tensor. After one ``loss.backward()``, norms and clipped sums are
+    exact.
 
-    Formal guarantee. The loss of a sample does not depend on the others, if it does not in ``criterion`` with
-    ``reduction="none"``: the samples' losses are added, and divided by their number where the reduction is the mean.
-    So class weights and ignored labels, which a mean of torch's divides by what the whole batch holds, are safe here.
+    Formal guarantee. The loss of a sample does not depend on other samples:
+
+    * The losses of the samples are added and, if the reduction is the mean, divided by their number only. So class
+      weights and ignored labels are safe here. (torch's own mean divides by a number that depends on the whole batch.)
+    * The assumption is that ``criterion`` with ``reduction="none"`` treats samples independently.
 
     Args:
-        criterion: The loss function. One with a ``reduction``, such as those of ``torch.nn``, is made to return the
-            losses of single samples. Another one returns these, or their sum or mean. None is the cross entropy.
+        criterion: The loss function; None means the cross entropy. If it has a ``reduction``, as the losses of
+            ``torch.nn`` do, a copy of it with ``reduction="none"`` is used. If not, it must return one loss per
+            sample, or their sum or mean.
         loss_reduction: ``"mean"`` or ``"sum"``, as given to ``make_private``.
     """
 
@@ -62,10 +65,11 @@ class PrivateCriterion:
         """Returns the loss of a batch.
 
         Args:
-            *args: What the criterion takes.
-            shape: Of ``(B, T, ...)`` outputs that were flattened to ``(B * T, ...)``, such as those of a language
-                model. The loss of a sequence is then the mean (or sum) over its positions that are not ignored.
-            **kwargs: What the criterion takes.
+            *args: Positional arguments for the criterion.
+            shape: The shape ``(B, T, ...)`` of outputs that were flattened to ``(B * T, ...)``, such as those of a
+                language model. The loss of a sequence is then the mean (or sum) over its positions that are not
+                ignored.
+            **kwargs: Keyword arguments for the criterion.
         """
         losses: Tensor = self._of_each(*args, **kwargs)
         if self.loss_reduction == "sum":

@@ -1,7 +1,7 @@
-"""PrivacyEngine: Algorithm 4, the front door. Turns a model, an optimizer and a data loader into private ones.
+"""PrivacyEngine, the entry point: makes a model, an optimizer and a data loader private (Algorithm 4 of the paper).
 
-The names, the arguments and the three return values are those of Opacus, so that a training script changes by its
-import. This file composes; each part is a file of its own: sampling, per-sample gradients, clipping, mechanism,
+Names, arguments and return values are those of Opacus, so that only the import of a training script changes. This file
+only puts the parts together. Each part has a file of its own: sampling, per-sample gradients, clipping, mechanism,
 accounting, checkpoint.
 """
 
@@ -46,19 +46,22 @@ GhostParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateCriterion, Pri
 
 
 class PrivacyEngine:
-    """Makes training private and keeps the ledger.
+    """Makes training private and keeps the ledger of its steps.
 
-    Formal guarantee. Training with what :meth:`make_private` returns releases every model it passes through under
-    ``(get_epsilon(δ), δ)``-differential privacy with respect to the records of the data loader, for neighbours under
-    ``relation``, as ``docs/privacy.md`` states it. The ledger holds the steps actually run.
+    Formal guarantee. Training with the objects that :meth:`make_private` returns is
+    ``(get_epsilon(δ), δ)``-differentially private:
+
+    * What is protected: all models that training passes through, released together.
+    * For which neighbours: data sets that differ in one record of the data loader, as ``relation`` says.
+    * Under which assumptions: those of ``docs/privacy.md``, and no ``seed``. The ledger lists the steps that were run.
 
     Args:
-        accountant: ``"pld"`` (tight) or ``"rdp"``; Opacus' name ``"prv"`` means ``"pld"``.
-        secure_mode: Noise and batches always come from a cryptographic generator; the argument is taken for Opacus'
-            sake.
+        accountant: ``"pld"``, which is tight, or ``"rdp"``. Opacus' name ``"prv"`` means ``"pld"``.
+        secure_mode: Accepted because Opacus has it. Noise and batches always come from a cryptographic generator.
         relation: Which data sets are neighbours.
-        seed: Makes noise and batches reproducible, for experiments; needs ``reproducibility_over_privacy=True``.
-        reproducibility_over_privacy: Says that the run may be predictable and so protects nothing.
+        seed: A seed that makes noise and batches reproducible, for experiments. It needs
+            ``reproducibility_over_privacy=True``.
+        reproducibility_over_privacy: Confirms that the run may be predictable, so that it protects nobody.
     """
 
     def __init__(
@@ -155,38 +158,49 @@ class PrivacyEngine:
         wrap_model: bool = True,
         rand_on_empty: bool = False,
     ) -> PrivateParts | GhostParts:
-        """Returns the private model, optimizer and data loader; with ``grad_sample_mode="ghost"`` model, optimizer,
-        criterion and data loader, as Opacus does.
-
-        The model is the given one: watched from now on, but an ordinary module.
+        """Makes a model, an optimizer and a data loader private.
 
         Args:
-            module: A model that treats samples independently.
-            optimizer: Any ``torch.optim`` optimizer over its parameters.
-            data_loader: Gives the dataset, the expected batch size, the collation and the workers.
-            noise_multiplier: ``σ``.
-            max_grad_norm: ``C``; a list ``C_l`` with ``clipping="per_layer"``.
-            criterion: Checked if given. The loss must be the sum, or the plain mean, of terms that depend on one sample
-                each: weighted means and means over the labels that are not ignored divide by what *other* samples hold.
-            batch_first: Must be true: samples are numbered by the first dimension.
-            loss_reduction: How the loss combines samples.
-            poisson_sampling: Draw Poisson batches from the loader's dataset. If false, the loader is used as it is, and
-                ``sample_rate`` must say what to account for; the order must not depend on what the records hold.
-            clipping: ``"flat"``, ``"per_layer"``, ``"automatic"``, or a ``Clipping`` of one's own.
-            noise_allocation: For ``"per_layer"``: uniform noise, or the least in total.
-            spectral: What is released of each layer; nothing is filtered by default, which is plain DP-SGD.
-            max_physical_batch_size: The most samples to hold in memory at once; affects memory only.
-            augmentation_multiplicity: How many views of each sample the model sees, next to each other in the batch.
-            rehearsal: Begin the first epoch with a few small batches that show whether the loop treats every record by
-                itself, and raise an error if it does not (see ``docs/sharp-edges.md``). False takes your word for it.
-            noise_generator: Refused: a generator's noise can be predicted. See ``seed`` of the engine.
-            grad_sample_mode: One of Opacus' modes. They all compute the same here; ``"ghost"`` returns the criterion,
-                too, as a :class:`~spectral_dp.training.criterion.PrivateCriterion`, which is safe with class weights
-                and ignored labels.
-            wrap_model: Taken for Opacus' sake, without effect: models are never wrapped.
-            rand_on_empty: Taken for Opacus' sake, without effect.
-            sample_rate: With ``poisson_sampling=False`` it must be 1, and the engine's relation replace-one: all that
-                can be said of a loader that goes through the data in order or shuffled.
+            module: The model. It must treat samples independently.
+            optimizer: Any ``torch.optim`` optimizer over the parameters of the model.
+            data_loader: The loader whose dataset, batch size (the expected one), collation and workers are used.
+            noise_multiplier: ``σ``, the deviation of the noise in units of the sensitivity.
+            max_grad_norm: ``C``, the bound on the norm of a sample's gradient. With ``clipping="per_layer"`` it can
+                be a list of bounds ``C_l``, one for each layer.
+            criterion: The loss function. If given, it is checked. The loss must be the sum, or the plain mean, of terms
+                that depend on one sample each. Weighted means, and means over the labels that are not ignored, are
+                not: they divide by a number that depends on *other* samples.
+            batch_first: Must be true: the first dimension numbers the samples.
+            loss_reduction: How the loss combines the samples: ``"mean"`` or ``"sum"``.
+            poisson_sampling: Whether to draw Poisson batches from the loader's dataset. If false, the loader's own
+                batches are used. Their order must then not depend on the contents of the records, and ``sample_rate``
+                must be given.
+            clipping: ``"flat"``, ``"per_layer"``, ``"automatic"``, or a ``Clipping`` object.
+            noise_allocation: How ``"per_layer"`` clipping distributes the noise: ``"uniform"``, or ``"optimal"``,
+                which is the least noise in total.
+            spectral: What is released of each layer. By default nothing is filtered, which is plain DP-SGD.
+            max_physical_batch_size: The largest number of samples in memory at once. It does not change the release.
+            augmentation_multiplicity: The number of views of each sample, which lie next to each other in the batch.
+            sample_rate: Only with ``poisson_sampling=False``. It must then be 1, and the engine's relation must be
+                replace-one, because nothing better holds for a loader that takes the data in order or shuffled.
+            rehearsal: Whether to begin the first epoch with a few small batches that test whether the training loop
+                treats every record independently. If it does not, an error is raised (see ``docs/sharp-edges.md``).
+            noise_generator: Must be None, because noise from a generator can be predicted. For experiments, use the
+                ``seed`` of the engine.
+            grad_sample_mode: One of Opacus' modes. Here they all compute the same.
+            wrap_model: Accepted because Opacus has it. It has no effect: models are never wrapped.
+            rand_on_empty: Accepted because Opacus has it. It has no effect.
+
+        Returns:
+            The private model, optimizer and data loader. The model is ``module`` itself, still an ordinary module.
+            With ``grad_sample_mode="ghost"`` model, optimizer, criterion and data loader, as in Opacus; the criterion
+            is a :class:`~spectral_dp.training.criterion.PrivateCriterion`, which is safe with class weights and ignored
+            labels.
+
+        Raises:
+            ValueError: If the model, the loss, the loader or a setting cannot be made private. The message says what
+                to change.
+            TypeError: If the dataset or the loader is of the wrong kind.
         """
         check_mode(grad_sample_mode)
         loss = PrivateCriterion(criterion, loss_reduction) if grad_sample_mode == "ghost" else None
@@ -330,15 +344,15 @@ class PrivacyEngine:
         rand_on_empty: bool = False,
         stop_at_budget: bool = False,
     ) -> PrivateParts | GhostParts:
-        """As :meth:`make_private`, with the least noise that keeps ``epochs`` epochs within the budget.
+        """Does the same as :meth:`make_private`, with the least noise that keeps ``epochs`` epochs within the budget.
 
         Args:
             module: See :meth:`make_private`.
             optimizer: See :meth:`make_private`.
             data_loader: See :meth:`make_private`.
-            target_epsilon: The ``ε`` to spend.
-            target_delta: The ``δ`` for which ``target_epsilon`` is to hold.
-            epochs: The number of epochs that the budget must last for.
+            target_epsilon: The largest ``ε`` that the planned epochs may spend.
+            target_delta: The ``δ`` at which ``ε`` is measured.
+            epochs: The number of epochs that are planned.
             max_grad_norm: See :meth:`make_private`.
             criterion: See :meth:`make_private`.
             batch_first: See :meth:`make_private`.
@@ -355,9 +369,15 @@ class PrivacyEngine:
             grad_sample_mode: See :meth:`make_private`.
             wrap_model: See :meth:`make_private`.
             rand_on_empty: See :meth:`make_private`.
-            stop_at_budget: End the data loader's iteration when the budget is spent, and refuse steps beyond it.
-                Otherwise stepping beyond it warns once. The budget is the engine's: it also holds for further runs
-                that :meth:`make_private` sets up on this engine.
+            stop_at_budget: Whether to end the iteration of the data loader when the budget is spent, and to refuse
+                steps beyond it. If false, the first step beyond the budget gives a warning. The budget belongs to the
+                engine: it also holds for runs that later calls of :meth:`make_private` set up.
+
+        Returns:
+            The same as :meth:`make_private`.
+
+        Raises:
+            ValueError: If this engine has made steps already, or for the reasons of :meth:`make_private`.
         """
         if self.accountant.ledger.steps:
             raise ValueError(
@@ -405,7 +425,7 @@ class PrivacyEngine:
         return result
 
     def get_epsilon(self, delta: float) -> float:
-        """Returns the ``ε`` spent so far at ``delta``, by the steps actually run; warns if ``delta >= 1/N``."""
+        """Returns the ``ε`` that the steps run so far have spent at ``delta``. Warns if ``delta >= 1/N``."""
         if self._run is not None:
             accounting.warn_if_delta_too_large(delta, len(self._run.loader.dataset))  # type: ignore[arg-type]
         return self.accountant.get_epsilon(delta)
@@ -417,7 +437,7 @@ class PrivacyEngine:
         optimizer: Optimizer | None = None,
         data_loader: DataLoader[Any] | None = None,
     ) -> bool:
-        """Returns whether :meth:`validate` finds nothing."""
+        """Returns whether :meth:`validate` raises no error."""
         try:
             self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         except (ValueError, TypeError):
@@ -431,12 +451,12 @@ class PrivacyEngine:
         optimizer: Optimizer | None = None,
         data_loader: DataLoader[Any] | None = None,
     ) -> None:
-        """Raises an error that names cause and fix if these cannot be made private."""
+        """Raises ``ValueError`` or ``TypeError``, with the cause and the fix, if these cannot be made private."""
         require_compatible(module, optimizer, data_loader)
 
     @staticmethod
     def get_compatible_module(module: nn.Module) -> nn.Module:
-        """Returns a copy of the model without modules that mix samples (BatchNorm becomes GroupNorm)."""
+        """Returns a copy of the model in which no module mixes samples: BatchNorm is replaced by GroupNorm."""
         fixed = fix(module)
         assert not find_problems(fixed)
         return fixed
@@ -453,21 +473,24 @@ class PrivacyEngine:
         module_state_dict_kwargs: Mapping[str, Any] | None = None,
         torch_save_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Saves model, optimizer, ledger, filters, sampler position and privacy settings together, atomically.
+        """Saves model, optimizer, ledger, filters, sampler position and privacy settings in one file, atomically.
 
-        What has been summed of a logical step that is not complete is not saved: it carries no noise yet. A resumed
-        run draws that step anew.
+        If a logical step is not complete, its sums are not saved, because they carry no noise yet. The resumed run
+        draws that step again.
 
         Args:
-            path: File to write the checkpoint to.
+            path: The file to write.
             module: The model that :meth:`make_private` returned.
-            optimizer: The private optimizer that it returned; need not be given. Those of another run are refused.
-            checkpoint_dict: Anything else to keep with it, such as the ``state_dict`` of a learning-rate scheduler:
-                tensors and plain types.
-            noise_scheduler: A scheduler of ``optimizer.noise_multiplier``, such as those of Opacus; its state is saved.
-            grad_clip_scheduler: A scheduler of ``optimizer.max_grad_norm``; its state is saved.
-            module_state_dict_kwargs: For ``module.state_dict``.
-            torch_save_kwargs: For ``torch.save``.
+            optimizer: The optimizer that :meth:`make_private` returned. It can be left out; if given, it is checked.
+            checkpoint_dict: Further values to save, such as the ``state_dict`` of a learning-rate scheduler. They must
+                be tensors or plain types.
+            noise_scheduler: A scheduler of ``optimizer.noise_multiplier``, whose state is saved.
+            grad_clip_scheduler: A scheduler of ``optimizer.max_grad_norm``, whose state is saved.
+            module_state_dict_kwargs: Arguments for ``module.state_dict``.
+            torch_save_kwargs: Arguments for ``torch.save``.
+
+        Raises:
+            ValueError: If the model, the optimizer or a scheduler belongs to another run.
         """
         run = self._require_run()
         run.require_own(module, optimizer)
@@ -488,14 +511,28 @@ class PrivacyEngine:
         grad_clip_scheduler: Scheduler | None = None,
         torch_load_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Restores :meth:`save_checkpoint` into a run made private with the same settings, and returns its extra dict.
+        """Restores a checkpoint into a run that was made private with the same settings.
 
-        Call it right after :meth:`make_private`. Nothing is changed if the checkpoint is damaged, was edited, is of
-        another configuration, or does not continue the steps that this engine has run: then its ledger would forget
-        them. :class:`~spectral_dp.training.run.Run` states what is guaranteed, and what no file can tell.
+        Call it right after :meth:`make_private`. Noise multiplier and clipping bounds continue with their last values.
+        :class:`~spectral_dp.training.run.Run` states what is guaranteed, and what a file cannot show.
 
-        Noise and clipping bounds go on as they were last, and so do their schedulers: those that were saved must be
-        given, made for the optimizer of this run.
+        Args:
+            path: The file that :meth:`save_checkpoint` wrote.
+            module: The model that :meth:`make_private` returned.
+            optimizer: The optimizer that :meth:`make_private` returned. It can be left out; if given, it is checked.
+            noise_scheduler: The scheduler to restore, made for the optimizer of this run. It must be given if one was
+                saved.
+            grad_clip_scheduler: The same for the scheduler of the clipping bound.
+            torch_load_kwargs: Arguments for ``torch.load``.
+
+        Returns:
+            The ``checkpoint_dict`` that was saved.
+
+        Raises:
+            CheckpointError: If the file is damaged or edited, has other settings or schedulers, or does not continue
+                the steps that this engine has run. Nothing is changed then.
+            ValueError: If the model, the optimizer or a scheduler belongs to another run, or the loader differs.
+            RuntimeError: If a logical step is not complete.
         """
         run = self._require_run()
         run.require_own(module, optimizer)

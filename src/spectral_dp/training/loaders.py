@@ -1,4 +1,4 @@
-"""Which loader a private run draws its batches from, and at which rate its steps are accounted for."""
+"""Chooses the loader of a private run, and the sampling rate at which its steps are accounted for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def private_loader(
     coins: Coins,
     max_physical_batch_size: int | None = None,
 ) -> PoissonLoader | CountingLoader:
-    """Returns the loader to train with; the arguments are those of ``PrivacyEngine.make_private``."""
+    """Returns the loader to train with. The arguments are those of ``PrivacyEngine.make_private``."""
     if poisson_sampling:
         if sample_rate is not None:
             raise ValueError("sample_rate is the batch size over the number of records: leave it out, or do not sample")
@@ -43,13 +43,15 @@ def private_loader(
 
 
 def _check_loader_as_it_is(data_loader: DataLoader[Any], sample_rate: float, relation: Relation) -> None:
-    """Refuses what cannot be accounted for when a loader makes the batches itself.
+    """Raises ``ValueError`` if a loader that makes its own batches cannot be accounted for.
 
-    Formal guarantee. In every pass over the data, whatever its order, a record is in one batch at most. Replacing
-    it changes that batch only and by at most 2C, so steps accounted at rate 1 under replace-one are an upper bound.
-    Removing it instead moves every later record up: all batches from there on change by up to 2C, which is what
-    add-or-remove-one does not allow for. And a record that takes part in every pass is not sampled at a rate below
-    1: shuffling is not Poisson sampling.
+    Formal guarantee. Accounting every step at rate 1 under replace-one is an upper bound:
+
+    * A record is in at most one batch of each pass over the data, whatever the order. Replacing it changes only the
+      sum of that batch, by at most 2C.
+    * Under add-or-remove-one this does not hold: removing a record moves every later record one place up, so the sums
+      of all later batches change, by up to 2C.
+    * A rate below 1 would be wrong: every record takes part in every pass, and shuffling is not Poisson sampling.
     """
     if not isinstance(data_loader.dataset, IterableDataset) and not _takes_each_once(data_loader):
         raise ValueError(
@@ -72,7 +74,7 @@ def _check_loader_as_it_is(data_loader: DataLoader[Any], sample_rate: float, rel
 
 
 def _takes_each_once(data_loader: DataLoader[Any]) -> bool:
-    """Whether a pass over the data is known to hold every record once at most, whatever the records hold."""
+    """Returns whether a pass is known to take each record at most once, whatever the contents of the records."""
     order: Any = data_loader.sampler
     if type(order) is RandomSampler:
         return not order.replacement and len(order) <= len(data_loader.dataset)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What training scripts read of, and set on, an Opacus optimizer, under Opacus' names."""
+"""The attributes of an Opacus optimizer that training scripts read and set, under Opacus' names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_GRADIENTS = (
     "per-sample gradients are never formed, and their sum carries no noise, so that reading it would be a release that "
     "nobody accounts for: read parameter.grad after step(), which is what was released"
 )
-#: What is not here, and what to write instead.
+#: Names of Opacus that do not exist here, and what to write instead.
 _REFUSED = {
     "grad_samples": _NO_GRADIENTS,
     "summed_grad": _NO_GRADIENTS,
@@ -36,7 +36,7 @@ _REFUSED = {
 
 
 class OpacusNames:
-    """The attributes of Opacus' ``DPOptimizer``, for scripts and for schedulers of the noise and of the clipping."""
+    """The attributes of Opacus' ``DPOptimizer`` that scripts and schedulers use."""
 
     original_optimizer: Optimizer
     clipping: Clipping
@@ -46,9 +46,9 @@ class OpacusNames:
 
     @property
     def max_grad_norm(self) -> float | Sequence[float]:
-        """The clipping bound, or those of the layers. It can be set between two logical steps.
+        """The clipping bound, or the list of the layers' bounds. It can be set between two logical steps.
 
-        The noise follows: its deviation is the noise multiplier times the sensitivity, and that is the bound.
+        The noise follows the bound, because its deviation is the noise multiplier times the sensitivity.
         """
         if isinstance(self.clipping, FlatClipping):
             return self.clipping.max_norm
@@ -79,7 +79,7 @@ class OpacusNames:
 
     @property
     def accumulated_iterations(self) -> int:
-        """One: a logical step is one draw of the sampler, in however many pieces it is computed."""
+        """Always 1: a logical step is one draw of the sampler, however many physical batches it takes."""
         return 1
 
     @property
@@ -88,9 +88,9 @@ class OpacusNames:
         return self.noise.is_private
 
     def attach_step_hook(self, fn: Callable[[Any], None]) -> None:
-        """Calls ``fn(optimizer)`` after every release, before the wrapped optimizer steps; replaces the hook before.
+        """Calls ``fn(optimizer)`` after every release, before the wrapped optimizer steps. Replaces an earlier hook.
 
-        The ledger is not kept by this hook, as it is in Opacus: replacing it changes nothing in the accounting.
+        In Opacus this hook keeps the ledger. Here it does not, so replacing it does not change the accounting.
         """
         if self._step_hook is not None:
             self._step_hook.remove()
@@ -104,5 +104,5 @@ class OpacusNames:
 
 
 def _plain(bound: float) -> float:
-    """NumPy's numbers as Python's: a checkpoint tells bounds apart by how they print."""
+    """Converts NumPy numbers to Python numbers, because a checkpoint compares bounds by their ``repr``."""
     return bound if type(bound) is int else float(bound)

@@ -1,6 +1,6 @@
-"""One private step, in the one order that is private: clip each sample, sum, noise the sum once, divide, descend.
+"""The private step: clip each sample, sum, add noise to the sum once, divide, descend. Only this order is private.
 
-This is lines 3 to 16 of the paper's Algorithm 4, around any ``torch.optim`` optimizer.
+These are lines 3 to 16 of the paper's Algorithm 4, around any ``torch.optim`` optimizer.
 """
 
 from __future__ import annotations
@@ -39,32 +39,36 @@ _REMEDY = (
 class PrivateOptimizer(OpacusNames, Optimizer):
     """Wraps an optimizer so that every step uses the released gradient and nothing else.
 
-    It shares parameter groups and state with the wrapped optimizer, so learning-rate schedulers act on either.
+    It shares parameter groups and state with the wrapped optimizer, so learning-rate schedulers can act on either.
 
-    Formal guarantee. What a logical step hands to the wrapped optimizer is a function of one Gaussian mechanism with
-    noise multiplier ``noise_multiplier`` on the sum of clipped per-sample gradients, divided by the public
-    ``expected_batch_size``. Physical batches of a logical step are clipped and summed as they come; the noise is added
-    once, when the last has come. Parameters that no sample touched are released too, as noise.
+    Formal guarantee. A logical step passes only post-processed output of one Gaussian mechanism to the wrapped
+    optimizer:
+
+    * What is bounded: the contribution of each sample to the sum of clipped gradients, by ``clipping``. Physical
+      batches are clipped and summed one by one. The noise is added once, after the last of them.
+    * For which neighbours: those of ``relation``, with noise multiplier ``noise_multiplier``.
+    * Under which assumptions: samples are treated independently, and the divisor ``expected_batch_size`` is public.
+      A parameter that no sample used is released too, as noise alone.
 
     Args:
         optimizer: The optimizer to wrap.
-        gradients: Per-sample gradients of the model.
-        clipping: How contributions are bounded.
-        noise_multiplier: ``σ``.
-        expected_batch_size: The public divisor.
-        noise: Where noise comes from.
-        loss_reduction: How the loss combines samples; "mean" is undone before clipping.
+        gradients: The recorder of the model's per-sample gradients.
+        clipping: How the contribution of a sample is bounded.
+        noise_multiplier: ``σ``, the deviation of the noise in units of the sensitivity.
+        expected_batch_size: The public number by which the noisy sum is divided.
+        noise: The source of the noise.
+        loss_reduction: How the loss combines samples. A ``"mean"`` is undone before clipping.
         relation: Which data sets are neighbours.
-        views: How many augmented views of each sample the model sees, next to each other in the batch; their gradients
+        views: The number of augmented views of each sample, which lie next to each other in the batch. Their gradients
             are averaged before clipping.
-        current_batch: Tells the size of the physical batch at hand and whether it ends its logical step; None where
-            every call of :meth:`step` is a logical step of its own.
-        before_release: Called with the plan of every release before it leaves: the ledger's entry, so that none can
-            leave without one.
+        current_batch: A function that returns a description of the current physical batch, or None if every call of
+            :meth:`step` is a logical step.
+        before_release: A function that is called with the plan of each release before the release happens. It enters
+            the release in the ledger, so that none can happen without an entry.
 
     Attributes:
-        rehearsal: Is shown what the batches of a rehearsal recorded; they are not summed, and nothing is released. None
-            when it is over: until then, other batches cannot be stepped.
+        rehearsal: A function that receives what the batches of a rehearsal recorded, or None if no rehearsal is left.
+            Until it is None, other batches cannot be stepped.
     """
 
     def __init__(
@@ -140,15 +144,15 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         return self.original_optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the wrapped optimizer."""
+        """Returns the state of the wrapped optimizer."""
         return self.original_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the wrapped optimizer."""
+        """Restores the state of the wrapped optimizer."""
         self.original_optimizer.load_state_dict(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients and what backward passes have recorded; the sums of the logical step so far are kept."""
+        """Clears gradients and what backward passes have recorded. The sums of the current logical step are kept."""
         self.gradients.discard()
         self.original_optimizer.zero_grad(set_to_none)
 
@@ -169,17 +173,17 @@ class PrivateOptimizer(OpacusNames, Optimizer):
 
     @property
     def is_within_step(self) -> bool:
-        """Whether some pieces of a logical step have been summed, and others are still to come."""
+        """Whether some, but not all, physical batches of a logical step have been summed."""
         return self._pieces > 0
 
     def resume(self, steps: int) -> None:
-        """Goes on as after ``steps`` logical steps; what was summed of an incomplete one is dropped."""
+        """Continues as after ``steps`` logical steps. The sums of an incomplete step are dropped."""
         self.steps = steps
         self._sums, self._pieces = {}, 0
         self.gradients.begin_step(steps)
 
     def release_plan(self) -> ReleasePlan:
-        """Returns what the coming release will consist of: its blocks, their bounds and the noise on them."""
+        """Returns the plan of the next release: its blocks, their bounds and their noise."""
         return plan_release(
             self.gradients,
             self.clipping,
@@ -189,7 +193,30 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Adds the batch at hand to the logical step; if it is the last of it, releases and descends."""
+        """Adds the current batch to the logical step. If it is the last one, releases the gradient and descends.
+
+        ===================================================  ==========================================================
+        Case                                                 What happens
+        ===================================================  ==========================================================
+        the batch does not complete its logical step         it is clipped and summed; no release, no descent
+        the batch is empty (a backward pass is not needed)   noise alone is released; the step counts in the ledger
+        the gradient of a sample is not finite               the sample counts as zero; ``NonFiniteWarning``
+        a parameter was not used in the forward pass         it is released as noise alone
+        a batch was skipped, or is stepped a second time     ``RuntimeError``
+        backward passes saw more or fewer samples            ``RuntimeError``
+        a parameter was used outside its layer (a penalty)   ``RuntimeError``: that gradient is not clipped
+        clipping or noise changed within a logical step      ``RuntimeError``
+        the loop broke off within a logical step             its sums are dropped and never released
+        the budget does not allow another step               ``BudgetExhausted``; nothing is released
+        the batch belongs to a rehearsal                     its gradients are checked; nothing is released or changed
+        ===================================================  ==========================================================
+
+        Args:
+            closure: A function that computes the loss and calls ``backward()``, as for any ``torch.optim`` optimizer.
+
+        Returns:
+            What the closure returned, or None without one.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -231,7 +258,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
 
     @torch.no_grad()
     def _rehearse(self, current: PhysicalBatch) -> None:
-        """Shows the rehearsal what the user's loop made of a batch that belongs to no step."""
+        """Passes the gradients of a batch that belongs to no step to the rehearsal."""
         batches = self.gradients.take_unchecked(self.views)
         self._check_samples(batches)
         self._check_no_other_gradients()
@@ -259,7 +286,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
 
     @torch.no_grad()
     def _release(self) -> None:
-        """Noise on the sums, once; then the public rest: post-gain, inverse transform, divisor."""
+        """Adds noise to the sums, once. The rest is post-processing: post-gain, inverse transform, public divisor."""
         self._check_unchanged(begins=not self._sums)
         plan, parameters = self.release_plan(), self.gradients.named_parameters
         self._check_planned(plan)
@@ -278,7 +305,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self.gradients.begin_step(self.steps)
 
     def _check_samples(self, batches: list[RecordedBatch]) -> None:
-        """A batch must be seen exactly once: seen twice, its samples would count twice."""
+        """Raises ``RuntimeError`` unless every sample was seen once. Seen twice, it would count twice."""
         current, recorded = self._current_batch(), sum(batch.size for batch in batches)
         if current is None and len(batches) != 1:
             raise RuntimeError(
@@ -301,15 +328,16 @@ class PrivateOptimizer(OpacusNames, Optimizer):
             )
 
     def _check_complete(self, current: PhysicalBatch | None) -> None:
-        """The pieces of a logical step, and the steps of an epoch, come one after the other, none left out."""
+        """Raises ``RuntimeError`` if an earlier physical batch of the logical step or of the epoch was left out."""
         if current is not None and (current.piece != self._pieces or current.step[0] == self._read_only):
             raise RuntimeError(f"a batch before this one was not stepped, so its records are missing: {_REMEDY}")
 
     def require_taken(self, batch: PhysicalBatch) -> None:
-        """Raises an error if a batch was not stepped: the loader asks when it is to move on.
+        """Raises ``RuntimeError`` if a batch was not stepped. The loader calls this before it moves on.
 
-        A step that is skipped because of what the batch holds (a loss that is not finite, no records) tells what it
-        held, and the ledger would not list it. Under ``torch.no_grad()`` the loader may be read without training.
+        If a loop skips a step because of the contents of the batch (a loss that is not finite, no records), the result
+        tells something about these contents, and the ledger does not list it. Under ``torch.no_grad()`` the loader can
+        be read without training.
         """
         if batch is self._consumed:
             return
@@ -320,7 +348,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._read_only = batch.step[0]
 
     def _check_unchanged(self, *, begins: bool) -> None:
-        """All samples of a logical step are bounded alike, and noised by the same bounds."""
+        """Raises ``RuntimeError`` unless clipping and noise are the same for all samples of a logical step."""
         now = (self.clipping, self.noise_multiplier, tuple(map(id, self.gradients.trained)))
         if not begins and now != self._bounded_by:
             raise RuntimeError(
@@ -331,7 +359,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._bounded_by = now
 
     def _check_planned(self, plan: ReleasePlan) -> None:
-        """What was summed is what the plan is for, coordinate by coordinate."""
+        """Raises ``RuntimeError`` unless the sums have as many coordinates as the plan says."""
         for planned in (planned for block in plan.blocks for planned in block.parameters):
             value = self._sums.get(self.gradients.named_parameters[planned.name])
             if value is not None and value.numel() != planned.coordinates:
@@ -341,7 +369,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
                 )
 
     def _check_no_other_gradients(self) -> None:
-        """Plain gradients of parameters come from uses outside their layers, which nobody clips."""
+        """Raises ``RuntimeError`` for plain gradients, which come from uses outside the layers and are not clipped."""
         for parameter in self._all_parameters():
             if (grad := parameter.grad) is not None and not self._is_released(parameter) and bool(grad.any()):
                 raise RuntimeError(
@@ -351,7 +379,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
                 )
 
     def _check_only_released(self) -> None:
-        """Last look before the wrapped optimizer moves anything."""
+        """Raises ``RuntimeError`` if the wrapped optimizer would use a gradient that was not released."""
         for parameter in self._all_parameters():
             grad = parameter.grad
             if grad is not None and not self._is_released(parameter) and bool(grad.any()):

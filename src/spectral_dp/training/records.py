@@ -1,4 +1,4 @@
-"""Data sets as lists of records: how many there are, each there once, whole batches of them, and batches of none."""
+"""Reads datasets as lists of records: counts them, finds repeated ones, makes whole and empty batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 
 
 def number_of_records(dataset: Dataset[Any]) -> int:
-    """Returns how many records there are; refuses streams, whose records cannot be drawn at will, and empty data."""
+    """Returns the number of records of a map-style dataset.
+
+    Raises:
+        TypeError: If the dataset is a stream, from which records cannot be drawn at random.
+        ValueError: If the dataset is empty.
+    """
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
             f"{type(dataset).__name__} is not a map-style dataset, but Poisson sampling draws any record at any step: "
@@ -26,7 +31,7 @@ def number_of_records(dataset: Dataset[Any]) -> int:
 
 
 def refuse_repeated_records(dataset: Dataset[Any]) -> None:
-    """A record that is in the data several times is clipped, and counted, several times."""
+    """Raises ``ValueError`` if a record is known to be repeated: it would be clipped and counted several times."""
     if type(dataset) not in (Subset, ConcatDataset):
         return
     places = _places(dataset, {})
@@ -39,7 +44,7 @@ def refuse_repeated_records(dataset: Dataset[Any]) -> None:
 
 
 def _places(dataset: Dataset[Any], numbers: dict[int, int]) -> NDArray[np.int64] | None:
-    """A number for each record of nested subsets and concatenations, equal where they hold the very same; or None."""
+    """Returns a number for each record of nested subsets and concatenations, equal for the same record; or None."""
     if type(dataset) is Subset:
         inner, chosen = _places(dataset.dataset, numbers), np.asarray(dataset.indices)
         if inner is not None and chosen.ndim == 1 and np.issubdtype(chosen.dtype, np.integer):
@@ -56,7 +61,7 @@ def _places(dataset: Dataset[Any], numbers: dict[int, int]) -> NDArray[np.int64]
 
 
 def by_index(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
-    """How to take a whole batch at once, without a look at single records; None unless it is all in tensors."""
+    """Returns a function that takes a whole batch by its indices, or None if the data are not all in tensors."""
     if type(dataset) is TensorDataset:
         return lambda i: [t.index_select(0, i.to(t.device)) for t in dataset.tensors]
     if type(dataset) is Subset and (of_all := by_index(dataset.dataset)):
@@ -69,7 +74,15 @@ def by_index(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tenso
 
 
 def without_records(one: Any, two: Any) -> Any:
-    """Returns a batch of no record, given batches of one and of two: what numbers the records is what grew."""
+    """Returns a batch without records.
+
+    Args:
+        one: A batch of one record.
+        two: A batch of two records. The axis that is longer here than in ``one`` numbers the records.
+
+    Raises:
+        TypeError: If some part of the batch has no such axis.
+    """
     if isinstance(one, torch.Tensor | np.ndarray):
         grown = [axis for axis, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
         if grown:

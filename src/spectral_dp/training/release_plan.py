@@ -1,7 +1,7 @@
-"""The release plan of a step: which blocks leave, how large they are, and the noise on each.
+"""The release plan of a step: which blocks are released, how large they are, and how much noise each gets.
 
-It is made in one place and it is what the step carries out. Ledger, statement, report and audit read the same value, so
-that none of them can say something else than the step does.
+The plan is computed here only, and the step carries it out. Ledger, statement, report and audit read the same plan, so
+they cannot differ from the step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class PlannedParameter:
     """What is released of one parameter's gradient.
 
     Attributes:
-        name: Its name in the model.
-        size: How many numbers the parameter has.
-        coordinates: How many coordinates of its gradient are released.
+        name: The name of the parameter in the model.
+        size: The number of entries of the parameter.
+        coordinates: The number of coordinates of its gradient that are released.
     """
 
     name: str
@@ -33,14 +33,14 @@ class PlannedParameter:
 
 @dataclass(frozen=True)
 class PlannedBlock:
-    """A layer, or several that share parameters, which are clipped together.
+    """What is released of a layer, or of several layers that share parameters and are clipped together.
 
     Attributes:
-        name: The name of its first layer in the model.
-        parameters: Those of its parameters that are being trained, in the order of their release.
-        max_norm: The bound by which its noise is scaled (see :meth:`Clipping.noise_bounds`).
-        sensitivity: What the clipped sum declares for this bound and the plan's relation.
-        noise_std: Deviation of the noise on every released coordinate of the sum.
+        name: The name of the first layer of the block in the model.
+        parameters: The trained parameters of the block, in the order of their release.
+        max_norm: The bound that scales the noise of the block (see :meth:`Clipping.noise_bounds`).
+        sensitivity: The sensitivity that the clipped sum declares for this bound and the plan's relation.
+        noise_std: The standard deviation of the noise on every released coordinate of the sum.
     """
 
     name: str
@@ -51,7 +51,7 @@ class PlannedBlock:
 
     @property
     def coordinates(self) -> int:
-        """How many coordinates of the block are released."""
+        """The number of coordinates of the block that are released."""
         return sum(parameter.coordinates for parameter in self.parameters)
 
 
@@ -59,16 +59,18 @@ class PlannedBlock:
 class ReleasePlan:
     """What one logical step releases.
 
-    Formal guarantee. A step that adds independent Gaussian noise of deviation ``noise_std`` to every coordinate of each
-    block's clipped sum is one Gaussian mechanism with noise multiplier ``noise_multiplier`` for neighbours under
-    ``relation``, by what :meth:`Clipping.noise_bounds` guarantees. Nothing in a plan depends on the records of the step
-    that it is for: it may be published.
+    Formal guarantee.
+
+    * A step that adds independent Gaussian noise of deviation ``noise_std`` to every coordinate of each block's clipped
+      sum is one Gaussian mechanism with noise multiplier ``noise_multiplier``, for neighbours under ``relation``. This
+      follows from the guarantee of :meth:`Clipping.noise_bounds`.
+    * The plan of a step does not depend on the records of that step, so it can be published.
 
     Attributes:
-        blocks: Everything that is released, in the order of its release.
-        noise_multiplier: ``σ`` of all blocks together.
+        blocks: All blocks, in the order of their release.
+        noise_multiplier: ``σ``, the noise multiplier of all blocks together.
         relation: Which data sets are neighbours.
-        expected_batch_size: The public divisor of the noisy sums.
+        expected_batch_size: The public number by which the noisy sums are divided.
     """
 
     blocks: tuple[PlannedBlock, ...]
@@ -85,10 +87,18 @@ def plan_release(
     relation: Relation,
     expected_batch_size: float,
 ) -> ReleasePlan:
-    """Returns the plan of the coming step.
+    """Returns the plan of the next step.
 
-    A convolution that is filtered over its input's plane (the paper's Algorithm 2) learns the size of its spectrum from
-    the first batch, unless its ``LayerConfig`` gives it: until then there is no plan.
+    Args:
+        gradients: The recorder of the model's per-sample gradients.
+        clipping: How the contribution of a sample is bounded.
+        noise_multiplier: ``σ``, the deviation of the noise in units of the sensitivity.
+        relation: Which data sets are neighbours.
+        expected_batch_size: The public number by which the noisy sums are divided.
+
+    Raises:
+        RuntimeError: If the size of a spectrum is not known yet. A convolution with ``support="signal"`` (the paper's
+            Algorithm 2) learns it from its ``LayerConfig``, or else from the first batch.
     """
     names = {parameter: name for name, parameter in gradients.named_parameters.items()}
     found = []

@@ -1,4 +1,4 @@
-"""One private run: what ``PrivacyEngine.make_private`` put together, how it is accounted for, saved and restored."""
+"""One private run: the parts that ``PrivacyEngine.make_private`` put together, saved and restored as a whole."""
 
 from __future__ import annotations
 
@@ -16,23 +16,40 @@ from spectral_dp.training.config import SpectralConfig, plain_repr
 from spectral_dp.training.optimizer import PrivateOptimizer
 from spectral_dp.training.sampling import CountingLoader, PoissonLoader
 
-#: All ledgers that runs of this process have written to; of engines that are gone, too, for what they released stays.
+#: The ledgers of all runs of this process. They stay when an engine is gone, because its releases stay released.
 _LEDGERS: list[Ledger] = []
 
 
 class Run:
-    """A model's private optimizer and loader, with the ledger that their steps are entered in.
+    """The private optimizer and loader of a model, with the ledger of their steps.
 
-    Formal guarantee. A checkpoint continues the run it belongs to, or is refused:
+    Formal guarantee. A checkpoint is refused unless it continues the run that loads it:
 
-    * Loading never makes a ledger forget: one that lists steps takes only a checkpoint whose ledger begins with these
-      very steps. Another run's checkpoint, an older one of the same run, and one of another continuation of the same
-      checkpoint are refused, however many steps they list.
-    * All parts of a checkpoint were saved together, and are as they were saved (the seal of ``checkpoint.py``).
+    * Loading never removes steps from a ledger. A ledger that lists steps accepts only a checkpoint whose ledger begins
+      with exactly these steps.
+    * All parts of a checkpoint were saved together and are unchanged (see the seal in ``checkpoint.py``).
 
-    What a file cannot tell: how far a run went *after* its last checkpoint. Steps that a killed process released and
-    did not save are not in the ledger that resumes, and neither are those of a second process that resumed from the
-    same file. Within one process this is warned of. And whoever controls the disk can always lie.
+    =====================================================  ===============================================
+    Checkpoint, loaded into a run that has made steps      What happens
+    =====================================================  ===============================================
+    one of the same run, with further steps                loaded
+    an earlier one of the same run                         refused
+    one of another run                                     refused, however many steps it lists
+    one of another continuation of the same checkpoint     refused, however many steps it lists
+    one with other settings, or other parameter shapes     refused
+    any, in the middle of a logical step                   refused
+    =====================================================  ===============================================
+
+    A file cannot show how far a run went *after* its last checkpoint. Two kinds of steps are therefore missing from the
+    ledger of a resumed run: those that a killed process released but did not save, and those of a second process that
+    resumed from the same file. Within one process a warning is given. The guarantee does not hold against somebody who
+    can write to the disk.
+
+    Args:
+        books: The bookkeeping of the run, with its ledger.
+        optimizer: The private optimizer.
+        loader: The private loader.
+        spectral: What is released of each layer.
     """
 
     def __init__(
@@ -52,11 +69,11 @@ class Run:
         _LEDGERS.append(self.ledger)
 
     def must_stop(self) -> bool:
-        """Returns whether the budget allows no other step: the loader asks before it draws one."""
+        """Returns whether the budget allows no further step. The loader asks before it draws one."""
         return self.books.must_stop(self.optimizer.noise_multiplier)
 
     def settings(self) -> dict[str, Any]:
-        """Returns what must not change between a checkpoint and the run that resumes it."""
+        """Returns the settings that must be the same in a checkpoint and in the run that resumes it."""
         optimizer = self.optimizer
         return {
             **self._begun_with,  # a schedule may have changed them since
@@ -69,7 +86,7 @@ class Run:
         }
 
     def require_own(self, module: nn.Module, optimizer: PrivateOptimizer | None) -> None:
-        """Raises ``ValueError`` unless model and optimizer (if given) are those of this run."""
+        """Raises ``ValueError`` unless the model, and the optimizer if given, belong to this run."""
         if optimizer is not None and optimizer is not self.optimizer:
             raise ValueError(
                 "that is not the optimizer that make_private returned last: a checkpoint would mix two runs. Leave it "
@@ -82,7 +99,7 @@ class Run:
             )
 
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Returns model, optimizer, ledger, filters, sampler position, seeded noise stream, settings and schedule."""
+        """Returns the state of model, optimizer, ledger, filters, sampler, noise, settings and schedule."""
         return {
             "module": module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -101,7 +118,7 @@ class Run:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], module: nn.Module) -> None:
-        """Restores :meth:`state_dict`; if anything does not fit, nothing is changed."""
+        """Restores what :meth:`state_dict` returned. If anything does not fit, raises an error and changes nothing."""
         self._require_between_steps()
         if missing := self.state_dict(module).keys() - state.keys():
             raise CheckpointError(
@@ -133,14 +150,14 @@ class Run:
             self.loader.load_state_dict(state["sampler"])
 
     def _load_schedule(self, schedule: Mapping[str, Any]) -> None:
-        """Goes on with the noise and the clipping bounds of the last step, which a schedule may have changed."""
+        """Restores the last noise multiplier and clipping bounds, which a schedule may have changed."""
         self.optimizer.noise_multiplier = schedule["noise_multiplier"]
         if schedule["max_grad_norm"] not in (None, getattr(self.optimizer, "max_grad_norm", None)):
             self.optimizer.max_grad_norm = schedule["max_grad_norm"]
         require_equal({"clipping": schedule["clipping"]}, {"clipping": plain_repr(self.optimizer.clipping)})
 
     def _require_between_steps(self) -> None:
-        """A logical step goes on with the batches drawn for it, and loading would drop what it has summed."""
+        """Raises ``RuntimeError`` within a logical step, because loading would drop the sums of its first batches."""
         current = self.loader.current
         is_open = current is not None and not current.is_last and not current.is_rehearsal
         if self.optimizer.is_within_step or is_open:
@@ -161,7 +178,7 @@ class Run:
             )
 
     def _warn_of_other_continuations(self) -> None:
-        """Another engine of this process may have gone on from the same checkpoint, or beyond it."""
+        """Warns if another engine of this process has made steps of the same run that the ledger does not list."""
         same_run = [other for other in _LEDGERS if other.identity == self.ledger.identity]
         others = [other for other in same_run if not self.ledger.continues(other)]
         if others:

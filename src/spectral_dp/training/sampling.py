@@ -1,17 +1,16 @@
-"""Poisson batches: at every step each record takes part by its own coin.
+"""Poisson batches: at every step, an independent coin decides for each record whether it takes part.
 
-Formal guarantee. A logical step of :class:`PoissonLoader` holds each record independently of all others and of all
-other steps, with probability ``sample_rate = q = batch_size / len(dataset)`` (to within 2⁻⁶⁴, never more). This is the
-sampling that amplification speaks about (Mironov, Talwar, Zhang 2019): steps may be accounted at rate ``q`` where
+Formal guarantee. A logical step of :class:`PoissonLoader` contains each record with probability
+``sample_rate = q = batch_size / len(dataset)`` (to within 2⁻⁶⁴, never more), independently of all other records and of
+all other steps. Steps can be accounted at rate ``q`` (amplification by Poisson sampling: Mironov, Talwar, Zhang 2019)
+under these assumptions, of which the loader itself ensures the first two:
 
-* no batch is rejected, resampled, truncated or filled up. An empty one is handed out as a batch of length zero, and the
-  step still adds its noise; a large one is split into physical batches of *one* step, noised once;
-* nobody can tell which records were drawn: the coins are those of :class:`~spectral_dp.training.coins.SecureCoins`;
-* the sum is divided by the *expected* batch size, which is public. The realised size is as secret as the records:
-  dividing by it, printing or logging it is a release that nobody accounts for;
-* the number of records is public, as it sets ``q``.
-
-The loader sees to the first two.
+* No batch is rejected, drawn again, cut or filled up. An empty batch is passed on as a batch of length zero, and its
+  step still adds noise. A large batch is split into several physical batches of *one* step, which adds noise once.
+* Nobody can tell which records were drawn: the coins are those of :class:`~spectral_dp.training.coins.SecureCoins`.
+* The sum is divided by the *expected* batch size, which is public. The actual size is as secret as the records. To
+  divide by it, or to print or log it, would be a release that is not accounted for.
+* The number of records is public, because it determines ``q``.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ _KEPT = (*_WORKERS, "generator", "timeout", "pin_memory")
 
 @dataclass(frozen=True)
 class PhysicalBatch:
-    """What the consumer of a batch has to know about it.
+    """The description of a physical batch.
 
     Attributes:
-        size: How many records it holds; secret, see the module's guarantee.
-        is_last: Whether it completes its logical step: time to add the noise, once.
-        step: ``(epoch, step)`` of the logical step that it belongs to.
-        piece: Which of the physical batches of that step it is, counted from 0.
-        is_rehearsal: Whether it only shows how the training loop treats records (see ``rehearsal.py``): it belongs to
-            no step, and nothing of it is released.
+        size: The number of records in the batch. It is secret; see the guarantee of this module.
+        is_last: Whether the batch completes its logical step, so that the noise is added after it.
+        step: The ``(epoch, step)`` of its logical step.
+        piece: The number of the batch within its logical step, counted from 0.
+        is_rehearsal: Whether the batch belongs to a rehearsal of the training loop (see ``rehearsal/``). Such a batch
+            belongs to no step, and nothing of it is released.
     """
 
     size: int
@@ -65,17 +64,16 @@ class PhysicalBatch:
 
 
 class _HandsOut(DataLoader[Any]):
-    """What both loaders have in common: who is asked before the first batch, and after every batch.
+    """The base class of both loaders, with the functions that they call before and after a batch.
 
-    Both are instances of ``DataLoader``, with the attributes that scripts read; batches come from their own
-    ``__iter__`` only.
+    Both loaders are instances of ``DataLoader`` and have its attributes, but only their own ``__iter__`` gives batches.
 
     Attributes:
-        current: The :class:`PhysicalBatch` handed out last; ``None`` before the first.
-        stop_when: Asked before every logical step; ends the iteration if it says so.
-        rehearse: Gives the batches to hand out before the first, each after its size; none when there is nothing to
-            rehearse. Is told how many records to hand out at once at most.
-        settle: Told of every batch when the loop comes back for the next one.
+        current: The description of the last batch; None before the first one.
+        stop_when: A function that is called before every logical step. If it returns true, the iteration ends.
+        rehearse: A function that yields the size and the content of each batch of a rehearsal, which come before the
+            first step. Its argument is the largest size of a batch.
+        settle: A function that is called with the description of each batch when the loop asks for the next one.
     """
 
     current: PhysicalBatch | None
@@ -87,7 +85,7 @@ class _HandsOut(DataLoader[Any]):
         self.current, self.stop_when, self.rehearse, self.settle = None, _never, _nothing, _ignore
 
     def require_current(self) -> PhysicalBatch:
-        """Returns :attr:`current`; raises an error before the first batch was handed out."""
+        """Returns :attr:`current`. Raises ``RuntimeError`` before the first batch."""
         if self.current is None:
             raise RuntimeError(
                 "step() before a batch was drawn from the loader that make_private returned: iterate over that one, "
@@ -96,9 +94,10 @@ class _HandsOut(DataLoader[Any]):
         return self.current
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Returns single records, read where batches are: a dataset may be set up, or open its files, in a worker.
+        """Returns single records. If the loader has workers, a worker reads them.
 
-        A file that this process has opened would be shared by the workers that are forked from it.
+        A dataset may open its files when a worker starts. A file that this process opened would be shared by all
+        workers that are forked from it later.
         """
         if not self.num_workers:
             return [self.dataset[i] for i in indices]
@@ -117,7 +116,7 @@ class _HandsOut(DataLoader[Any]):
             yield from self._hand_out(batch, PhysicalBatch(size, False, step, piece, is_rehearsal=True))
 
     def collate(self, records: list[Any]) -> Any:
-        """Makes a batch of records that were read; without any, one that has the shapes of a batch and no rows."""
+        """Returns a batch of these records. Without records, it is a batch of the usual shapes with no rows."""
         return self.collate_fn(records) if records else self._empty_batch()
 
     def _empty_batch(self) -> Any:
@@ -126,12 +125,12 @@ class _HandsOut(DataLoader[Any]):
 
 
 class PoissonLoader(_HandsOut):
-    """Replaces a :class:`torch.utils.data.DataLoader` by one that draws Poisson batches (see the module's guarantee).
+    """A :class:`torch.utils.data.DataLoader` that draws Poisson batches (see the guarantee of this module).
 
-    ``len(loader)`` is the number of *logical* steps of an epoch, ``ceil(1 / sample_rate)``. Iterating yields the
-    physical batches of these steps in order: one each, unless it exceeds ``max_physical_batch_size``. Just before a
-    batch is handed out, :attr:`current` is set to describe it. In a run that an engine made private, the first
-    iteration begins with a few small batches of a rehearsal.
+    ``len(loader)`` is the number of *logical* steps of an epoch, ``ceil(1 / sample_rate)``. Iteration yields the
+    physical batches of these steps in order: one for each step, or several if the batch is larger than
+    ``max_physical_batch_size``. :attr:`current` describes the batch that was yielded last. In a run that an engine made
+    private, the first iteration begins with the small batches of a rehearsal.
 
     >>> from torch.utils.data import TensorDataset
     >>> loader = PoissonLoader(TensorDataset(torch.arange(10.0)), batch_size=4, max_physical_batch_size=2)
@@ -143,15 +142,15 @@ class PoissonLoader(_HandsOut):
     Args:
         dataset: Any map-style dataset.
         batch_size: The expected size of a logical batch, at most ``len(dataset)``.
-        max_physical_batch_size: The most records to load at once. Affects memory only, never what is released.
-        coins: Decides which records take part in a step; nobody can predict them where None.
-        like: A ``DataLoader`` whose ``collate_fn``, workers and memory pinning to use. The batches and their order do
-            not depend on the workers, and ``collate_fn`` never sees an empty list of records.
+        max_physical_batch_size: The largest number of records to load at once. It does not change what is released.
+        coins: The source that decides which records take part in a step. None means :class:`SecureCoins`.
+        like: A ``DataLoader`` whose ``collate_fn``, workers and memory pinning are used. The batches and their order do
+            not depend on the workers, and ``collate_fn`` never gets an empty list of records.
 
     Attributes:
-        sample_rate: ``q``, the probability of each record at each step: what the accountant needs.
+        sample_rate: ``q``, the probability with which each record takes part in a step; for the accountant.
         expected_batch_size: ``q * len(dataset)``, the public divisor.
-        coins: Decides which records take part in a step.
+        coins: The source that decides which records take part in a step.
         is_private: Whether nobody can predict the batches.
         position: The ``(epoch, step)`` of the next logical step.
     """
@@ -196,11 +195,19 @@ class PoissonLoader(_HandsOut):
         max_physical_batch_size: int | None = None,
         coins: Coins | None = None,
     ) -> PoissonLoader:
-        """Takes over dataset, batch size, collation, workers and memory pinning of a ``DataLoader``.
+        """Returns a Poisson loader with the dataset, batch size, collation, workers and pinning of a ``DataLoader``.
 
-        Only its order is replaced, so ``shuffle`` is ignored, and ``drop_last`` too: no Poisson batch is incomplete.
-        It must have been made with ``batch_size`` and, if you like, ``shuffle``; by Opacus; or be a Poisson loader, of
-        which a new one is made. For the other arguments see the class.
+        Only the order of the records is replaced. So ``shuffle`` is ignored, and so is ``drop_last``, because no
+        Poisson batch is incomplete.
+
+        Args:
+            data_loader: A loader that was made with ``batch_size`` and perhaps ``shuffle``, a loader that Opacus made,
+                or a Poisson loader.
+            max_physical_batch_size: See the class.
+            coins: See the class.
+
+        Raises:
+            ValueError: If the loader draws its batches in another way, which Poisson sampling would replace.
         """
         if isinstance(data_loader, PoissonLoader):
             batch_size = data_loader.expected_batch_size
@@ -216,7 +223,7 @@ class PoissonLoader(_HandsOut):
 
     @property
     def expected_batch_size(self) -> float:
-        """``batch_size``, which is that of a logical batch. The ledger and the divisor are built on it."""
+        """The expected size of a logical batch: the public divisor."""
         return self._batch_size
 
     @property
@@ -226,12 +233,12 @@ class PoissonLoader(_HandsOut):
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether batches are so small that a run may draw an empty one."""
+        """Whether batches are so small that a run may well draw an empty one."""
         return self._batch_size < _RARELY_EMPTY
 
     @property
     def sample_rate(self) -> float:
-        """``q``; see :attr:`expected_batch_size`."""
+        """``q``, the probability with which each record takes part in a step."""
         return self._batch_size / self._size
 
     def __len__(self) -> int:
@@ -258,7 +265,7 @@ class PoissonLoader(_HandsOut):
             yield from self._hand_out(batch, description)
 
     def _draw(self, epoch: int, first_step: int) -> Iterator[tuple[NDArray[np.intp], bool]]:
-        """Yields the records of each physical batch, and whether it is the last of its logical step."""
+        """Yields the indices of each physical batch, and whether it is the last of its logical step."""
         tosses = self.coins.tosses(self._size, self.sample_rate, epoch, first_step)
         for drawn in itertools.islice(tosses, len(self) - first_step):
             parts = np.array_split(drawn, math.ceil(len(drawn) / (self.max_physical_batch_size or self._size)) or 1)
@@ -273,17 +280,21 @@ class PoissonLoader(_HandsOut):
         return loaded
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, to resume a run at the next logical step; save it between two steps.
+        """Returns the position of the next logical step. Call it between two steps.
 
-        Nothing here foretells a batch (unless the loader is seeded): the key of the epoch is not saved, and a resumed
-        run draws its remaining steps afresh. Coins have no memory, so that is equally private. A seeded loader goes
-        on with the very batches that would have followed.
+        The key of the epoch is not saved, so nobody can compute a future batch from the state. A resumed run draws its
+        remaining steps with new coins, which is equally private, because coins are independent. A seeded loader
+        continues with the same batches as without the interruption.
         """
         (epoch, step), seed = self.position, self.coins.seed
         return {"epoch": epoch, "step": step, "size": self._size, "batch_size": self._batch_size, "seed": seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved position: the next iteration yields only the rest of that epoch."""
+        """Continues from a saved position: the next iteration yields only the rest of that epoch.
+
+        Raises:
+            ValueError: If the state is of a loader with another dataset size, batch size or seed.
+        """
         own = self.state_dict()
         if set(state) != set(own):
             raise ValueError(f"not the state of a PoissonLoader: it has {sorted(map(str, state))}, not {sorted(own)}")
@@ -300,11 +311,14 @@ class PoissonLoader(_HandsOut):
 
 
 class CountingLoader(_HandsOut):
-    """A ``DataLoader`` used as it is, every batch a logical step; says how many samples each batch holds.
+    """Passes on the batches of a ``DataLoader`` and counts their samples. Every batch is a logical step.
+
+    Args:
+        data_loader: The loader whose batches to pass on.
 
     Attributes:
-        sample_rate: 1: every record takes part in every pass, and nothing is claimed of sampling.
-        expected_batch_size: The batch size of the loader, the public divisor.
+        sample_rate: Always 1: every record takes part in every pass, and no amplification by sampling is claimed.
+        expected_batch_size: The batch size of the loader, which is the public divisor.
     """
 
     data_loader: DataLoader[Any]
@@ -321,7 +335,7 @@ class CountingLoader(_HandsOut):
 
     @property
     def sample_rate(self) -> float:
-        """1, whatever the loader says of itself."""
+        """Always 1."""
         return 1.0
 
     @property
@@ -363,9 +377,9 @@ def _ignore(_: PhysicalBatch) -> None:
 
 
 class _Feed:
-    """The batch sampler of a Poisson loader, which outlives an epoch because its workers may: set anew for each.
+    """The batch sampler of a Poisson loader. It is kept for all epochs, because workers may be, and refilled for each.
 
-    Nobody else can draw from it: batches that the loader did not hand out are not what the ledger accounts for.
+    Only the loader can draw from it, because the ledger does not account for batches from elsewhere.
     """
 
     index_lists: Iterator[list[int]] | None = None
@@ -382,7 +396,7 @@ class _Feed:
 
 
 def _expected_batch_size(data_loader: DataLoader[Any]) -> float:
-    """The batch size of a loader, if Poisson batches can stand for those it would give."""
+    """Returns the batch size of a loader. Raises ``ValueError`` if Poisson batches cannot replace its batches."""
     size, batches = number_of_records(data_loader.dataset), getattr(data_loader, "batch_sampler", None)
     if batches is None:
         raise ValueError("a DataLoader with batch_size=None makes no batches: set batch_size")

@@ -1,7 +1,7 @@
-"""Schedulers of the noise and of the clipping: what a checkpoint keeps of them.
+"""Saves and restores schedulers of the noise multiplier and of the clipping bound.
 
-Any object works that sets ``optimizer.noise_multiplier`` or ``optimizer.max_grad_norm`` between two logical steps;
-those of ``opacus.schedulers`` do. The ledger lists the noise that each step used, whoever set it.
+A scheduler is any object that sets ``optimizer.noise_multiplier`` or ``optimizer.max_grad_norm`` between two logical
+steps, such as those of ``opacus.schedulers``. The ledger lists the noise multiplier that each step used.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from spectral_dp.training.checkpoint import CheckpointError
 
 
 class Scheduler(Protocol):
-    """What a scheduler must have to be kept in a checkpoint."""
+    """The attributes that a scheduler must have to be saved in a checkpoint."""
 
     optimizer: Any
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what :meth:`load_state_dict` takes."""
+        """Returns the state of the scheduler, for :meth:`load_state_dict`."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`, or the part of it that is given."""
+        """Restores the state, or the part of it that is given."""
 
 
 def scheduler_states(schedulers: Mapping[str, Scheduler | None], optimizer: Optimizer) -> dict[str, dict[str, Any]]:
-    """Returns the state of every scheduler that is given, by name.
+    """Returns the state of every scheduler that is not None, by name.
 
-    Functions, such as the one of Opacus' ``LambdaNoise``, are left out: the script that resumes brings its own.
+    Functions, such as that of Opacus' ``LambdaNoise``, are not saved. The script that resumes must define them again.
+
+    Raises:
+        ValueError: If a scheduler acts on another optimizer.
     """
     states = {}
     for name, scheduler in schedulers.items():
@@ -42,7 +45,7 @@ def scheduler_states(schedulers: Mapping[str, Scheduler | None], optimizer: Opti
 
 
 def require_same_schedulers(saved: Iterable[str], given: Iterable[str]) -> None:
-    """Raises :class:`CheckpointError` unless the schedulers of a checkpoint are those of the run that loads it."""
+    """Raises :class:`CheckpointError` unless exactly the schedulers that were saved are given for loading."""
     saved, given = set(saved), set(given)
     for name in sorted(saved - given):
         raise CheckpointError(
@@ -55,7 +58,7 @@ def require_same_schedulers(saved: Iterable[str], given: Iterable[str]) -> None:
 
 
 def restore_schedulers(schedulers: Mapping[str, Scheduler | None], states: Mapping[str, dict[str, Any]]) -> None:
-    """Restores what :func:`scheduler_states` returned."""
+    """Restores the schedulers from what :func:`scheduler_states` returned."""
     for name, state in states.items():
         if (scheduler := schedulers[name]) is not None:
             scheduler.load_state_dict(dict(state))

@@ -1,4 +1,4 @@
-"""Puts everything back that a rehearsal moves: generators, what schedulers set, their own state, and the model's."""
+"""Saves and restores what a rehearsal changes: random generators, schedulers, what they set, the model's state."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ _SCHEDULED = ("noise_multiplier", "clipping")  # what schedulers set on a privat
 
 @contextmanager
 def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> Iterator[None]:
-    """Leaves no trace of what happens within, which is an iteration of a user's loop.
+    """Restores the state of model, optimizers and schedulers after one iteration of a user's loop.
 
-    The model's parameters are not copied: nothing steps within, and what a forward pass writes there is an error.
+    The parameters of the model are not copied: no optimizer steps within, and a forward pass that writes to them is an
+    error.
+
+    Args:
+        model: The model.
+        optimizers: The private optimizer and the one that it wraps.
+        schedulers: All schedulers that act on these optimizers.
     """
     keepsake = Keepsake(model)
     modes = [(module, module.training) for module in model.modules()]
@@ -60,7 +66,7 @@ def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Se
 def in_evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Keeps modules in evaluation mode, also in a loop that calls ``model.train()`` at every step.
 
-    Their modes are for :func:`state_kept` to put back.
+    It does not restore their modes; :func:`state_kept` does.
     """
 
     def switch(module: nn.Module, _: Any) -> None:
@@ -77,12 +83,12 @@ def in_evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Whether a module draws random numbers in training mode, and does nothing else there, by its kind or name."""
+    """Returns whether a module, by its class or its name, only draws random numbers in training mode (dropout)."""
     return isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) or "drop" in type(module).__name__.lower()
 
 
 def seed_everything(seed: int) -> None:
-    """Makes what the loop draws next from the global generators the same every time."""
+    """Seeds all global random generators."""
     if torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available():
         torch.manual_seed(seed)
     else:
@@ -92,7 +98,7 @@ def seed_everything(seed: int) -> None:
 
 
 def generator_states() -> int:
-    """A number that is the same for global generators that will draw the same, and hardly ever for others."""
+    """Returns a hash of the states of the global generators. Equal states have equal hashes."""
     _, keys, *rest = np.random.get_state()  # noqa: NPY002
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
     return hash((*(bytes(s.numpy()) for s in states), random.getstate(), np.asarray(keys).tobytes(), *rest))
@@ -100,7 +106,7 @@ def generator_states() -> int:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Puts the global generators back to where they were."""
+    """Restores the states of the global generators afterwards."""
     on_cpu, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
@@ -114,9 +120,10 @@ def generators_kept() -> Iterator[None]:
 
 
 def schedulers_of(optimizers: Sequence[Optimizer]) -> list[Any]:
-    """The schedulers that act on these optimizers, which do not know of them: a loop may step one at every batch.
+    """Returns all schedulers that act on these optimizers, since a loop may step one at every batch.
 
-    Those of the noise and of the clipping are known by what Opacus' have: a method that tells the next value.
+    Optimizers do not know their schedulers, so all objects of the process are searched. Schedulers of the noise and of
+    the clipping are recognised by the method that returns the next value, as in Opacus.
     """
     found = [o for o in gc.get_objects() if issubclass(type(o), LRScheduler) or _sets_noise_or_clipping(type(o))]
     return [s for s in found if any(getattr(s, "optimizer", None) is optimizer for optimizer in optimizers)]

@@ -1,4 +1,4 @@
-"""Which records a rehearsal hands out: other ones for each of its tests, if there are enough."""
+"""Chooses the records of a rehearsal: different ones for each of its tests, if there are enough."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Choice:
     """Chooses records of a dataset.
 
     Args:
-        size: How many records there are.
-        read: Returns the records with these numbers.
-        collate: Makes a batch of records.
-        are_alike: Whether all records are of one shape.
-        large: Size of a large batch.
-        small: Size of a small batch.
+        size: The number of records.
+        read: A function that returns the records with given indices.
+        collate: A function that makes a batch of records.
+        are_alike: Whether all records have the same shape.
+        large: The size of a large batch.
+        small: The size of a small batch.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Choice:
         self._twins: tuple[list[tuple[Any, Any]], Any] | None = None
 
     def records(self, test: int) -> list[Any]:
-        """Returns the records of a test: a short one, the longest, and more."""
+        """Returns the records of a test: a short one, the longest one, and others."""
         needed = 2 * self._large + self._small
         if self._are_alike:
             return self._read([(_TESTS * i + test) * self._size // (_TESTS * needed) for i in range(needed)])
@@ -55,7 +55,10 @@ class Choice:
         return [rest[0], longest, *rest[1:needed]]
 
     def with_twins(self, test: int) -> list[Any] | None:
-        """Returns ``a``, the longest, ``b``, mates, and as many others: twins take turns. None if there are too few."""
+        """Returns ``a``, the longest record, ``b``, mates, and the twins of these mates; None if there are too few.
+
+        ``a`` and ``b`` are twins, too.
+        """
         pairs, longest = self._pairs(test)
         places = self._large
         if self._large > 2:  # one is for the longest, which stays there
@@ -65,14 +68,14 @@ class Choice:
         return [a, longest, b, *(one for one, _ in mates), *(other for _, other in mates)] if mates else None
 
     def twins_and_mates(self, test: int) -> tuple[Any, Any, list[Any], list[Any]] | None:
-        """Returns twins, mates for them in a small batch, and longer ones for a large; None if there are too few."""
+        """Returns two twins, mates for a small batch, and longer mates for a large one; None if there are too few."""
         pairs, _ = self._pairs(test)
         mates = sorted((record for pair in pairs[1:] for record in pair), key=_length)
         few, many = mates[: self._small - 1], mates[self._small - 1 :][1 - self._large :]
         return (*pairs[0], few, many) if many else None
 
     def _pairs(self, test: int) -> tuple[list[tuple[Any, Any]], Any]:
-        """Returns twins, and the longest record that was read."""
+        """Returns pairs of twins, and the longest record that was read."""
         if self._twins is None:  # of records with different numbers: a record and itself would pass every test
             for number in _TWIN_CANDIDATES:
                 candidates = self._read(sorted({i * self._size // number for i in range(number)}))
@@ -86,5 +89,5 @@ class Choice:
 
 
 def _length(record: Any) -> int:
-    """How many numbers, characters or entries a record holds."""
+    """Returns how many numbers and characters a record contains."""
     return sum(math.prod(leaf.shape) if hasattr(leaf, "shape") else len(str(leaf)) for leaf in tree_leaves(record))

@@ -1,4 +1,4 @@
-"""What a failed rehearsal says: where records meet, and what to do about it."""
+"""The error messages of a failed rehearsal: where one record affects another, and how to change that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOSS = (
 
 
 def wrong_reduction(announced: Literal["mean", "sum"]) -> str:
-    """The loss is a sum where a mean was announced, or the reverse."""
+    """Returns the message for a loss that is a sum although a mean was announced, or the reverse."""
     other = "sum" if announced == "mean" else "mean"
     return (
         f"the loss is a {other} over the batch, but loss_reduction={announced!r} was announced, so every gradient is "
@@ -28,17 +28,17 @@ def wrong_reduction(announced: Literal["mean", "sum"]) -> str:
 
 
 def depends_on_mates(met: Meeting | None, views: int) -> str:
-    """Another record in the batch changes the gradient of a record."""
+    """Returns the message for a gradient that changes with the contents of other records."""
     return f"records are not treated one by one: {_where(met, views)}. {_OFF}"
 
 
 def depends_on_size(met: Meeting | None, views: int) -> str:
-    """More or longer records in the batch change the gradient of a record."""
+    """Returns the message for a gradient that changes with the number or length of other records."""
     return f"the gradient of a record changes with the number or length of the others: {_where(met, views)}. {_OFF}"
 
 
 def cannot_tell() -> str:
-    """Random numbers are dealt out so that other mates mean other numbers, and no records were found to avoid it."""
+    """Returns the message for a loop in which random numbers cannot be told from an effect of other records."""
     return (
         "a record is not the same beside other records, and it cannot be told whether they change it or only which "
         "random numbers it is given: how many are drawn depends on what records hold, and too few records were found "

@@ -1,8 +1,8 @@
-"""What one batch of a rehearsal showed: the sums that would have been released of it, in a few numbers.
+"""Describes one batch of a rehearsal by a few numbers: sketches of the sums that would have been released.
 
-Sums of per-sample gradients are as large as the model. Their *sketch* is ``K`` numbers a block: every coordinate times
-a random sign, added up in turn into one of ``K`` places. It is linear, so sketches of sums add like the sums, and
-its expected squared length is that of the vector (Charikar, Chen & Farach-Colton 2002).
+A sum of per-sample gradients is as large as the model. Its *sketch* has only ``K`` numbers per block: each coordinate
+is multiplied by a random sign and added to one of ``K`` places in turn. The sketch is linear, so sketches add like the
+sums, and its expected squared length is that of the vector (Charikar, Chen & Farach-Colton 2002).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 
 _PLACES = 32
 
-#: Gradients shorter than this part of the longest count for less than a direction: they may be nothing but rounding, as
-#: those of samples that a trained model is sure of.
+#: Gradients shorter than this fraction of the longest one count for less than a direction. They may consist of rounding
+#: errors only, such as those of samples that a trained model classifies with certainty.
 _FLOOR = 1e-3
 
-#: What is added up over the samples of a batch: the gradients as recorded, as the loss being a sum says; times the
-#: number of samples, as its being a mean says; or their directions, of which each has a length of nearly one.
+#: What is summed over the samples of a batch. "sum": the gradients as recorded, which is right if the loss is a sum.
+#: "mean": the gradients times the number of samples, right if it is a mean. "direction": vectors of length nearly one.
 Sum = Literal["sum", "mean", "direction"]
 KINDS: tuple[Sum, ...] = ("sum", "mean", "direction")
 
@@ -33,11 +33,11 @@ class Observation:
     """The sketched sums of one batch.
 
     Attributes:
-        sums: For each kind of sum, ``(L, K)``: one row a block.
-        mean_norm: Average length of the gradients as recorded, over all blocks.
-        samples: How many there were.
-        floor: Added to the length of a gradient before it is divided by it.
-        precision: The unit of the coarsest arithmetic in which gradients arrived.
+        sums: The sketches ``(L, K)`` of each kind of sum, with one row per block.
+        mean_norm: The average length of the gradients as recorded, over all blocks.
+        samples: The number of samples.
+        floor: The number that is added to the length of a gradient before the gradient is divided by it.
+        precision: The machine epsilon of the coarsest arithmetic in which gradients arrived.
     """
 
     sums: Mapping[Sum, Tensor]
@@ -53,13 +53,13 @@ def observe(
     reduction: Literal["sum", "mean"],
     floor: float | None = None,
 ) -> Observation:
-    """Sums up what the backward passes over one batch recorded.
+    """Returns the sketched sums of what the backward passes over one batch recorded.
 
     Args:
-        gradients: Of the model.
+        gradients: The recorder of the model's per-sample gradients.
         batches: What each backward pass recorded.
-        reduction: How the loss is said to combine samples.
-        floor: That of an earlier observation, to compare with it; where None, it is set by this one.
+        reduction: The announced reduction of the loss.
+        floor: The ``floor`` of an earlier observation that this one is compared with; None for the first one.
     """
     blocks = [parameters for _, parameters in gradients.trained_blocks]
     totals = {kind: torch.zeros(len(blocks), _PLACES, dtype=torch.float64) for kind in KINDS}
@@ -83,9 +83,9 @@ def observe(
 
 
 def mismatch(kind: Sum, plus: Sequence[Observation], minus: Sequence[Observation]) -> float:
-    """How far sums are from ``sum(plus) = sum(minus)``, relative to the longest of them, over all blocks together.
+    """Returns ``|sum(plus) - sum(minus)|``, relative to the longest of these sums, over all blocks together.
 
-    Not block by block: some hold nothing but rounding (a bias before a normalisation layer).
+    It is not taken block by block, because some blocks hold rounding errors only (a bias before a normalisation layer).
     """
     difference = sum(o.sums[kind] for o in plus) - sum(o.sums[kind] for o in minus)
     assert isinstance(difference, Tensor)

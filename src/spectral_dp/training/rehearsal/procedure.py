@@ -1,30 +1,32 @@
-"""Hands small batches to the user's own training loop and looks at what it makes of them.
+"""Runs the user's own training loop on a few small batches and tests whether it treats records independently.
 
-Differential privacy bounds what *one record* adds to a sum. That is only true of the sums here if the gradient of a
-record is its own affair: if no other record, and not the number of them, changes it. Nothing in a model or a loss shows
-this on sight (a mean over the batch, padding that takes part, views in the wrong order, labels that are not ignored),
-and only the user's loop knows the loss. So the loop itself is rehearsed, before the first release: the loader hands it
-a few small batches of records, ``optimizer.step()`` looks at the gradients and moves nothing, and everything is put
-back afterwards. Nothing of it is released, so it costs no budget.
+Differential privacy bounds what *one record* adds to a sum. Here this is true only if the gradient of a record does not
+depend on other records or on their number. Neither a model nor a loss shows this by itself (examples that break it: a
+mean over the batch, padding that is not masked, views in the wrong order, a mean over labels that are not ignored), and
+only the user's loop knows the loss. So the loop is rehearsed before the first release: the loader gives it a few small
+batches, ``optimizer.step()`` looks at the gradients without changing anything, and the state of everything is restored
+afterwards. Nothing is released, so the rehearsal costs no budget.
 
-With ``S(X)`` the sum over a batch ``X`` of per-sample gradients, or of their directions (clipped to length one):
+Let ``S(X)`` be the sum over a batch ``X`` of the per-sample gradients, or of their directions (length one). The tests:
 
 * **Other sizes, other places**: ``S(M + a) - S(M) = S(a + N) - S(N)`` for a record ``a`` and batches ``M``, ``N`` of
-  different sizes and lengths. Where every record is treated by itself, both sides are what ``a`` contributes. This
-  fails for every kind of coupling, for a loss that is a sum where a mean was announced, and for random numbers, of
-  which each pass gets others: a loop that mixes records now and then (``if random() < 0.5``) does so in one of them.
-* **Other mates**: ``S(a + M) - S(b + M) = S(a + N) - S(b + N)``, all batches of one shape, the generators seeded alike.
-  Random numbers (dropout) are then the same at every place, so what differs is coupling; unless how many a record
-  draws depends on what it holds, so where they could be at fault this is done again without dropout, and with records
-  that only change places with one that draws as many (see ``twins.py``).
-* **The same in evaluation mode** where the first failed and the second did not: if it holds now, it was dropout.
-* **The same batch in another order**: if that matters, random numbers remain that cannot be silenced. If they are
-  drawn before the loop has the batch, twins ``a`` and ``b`` come first in batches of other sizes and lengths: where
-  ``a`` was given the same numbers in both, what differs is coupling. Otherwise sizes cannot be compared exactly, and
-  only the scale of the loss is.
+  different sizes and lengths. If records are treated independently, both sides are the contribution of ``a``. The
+  test fails for every kind of coupling, for a loss that is a sum although a mean was announced, and for random
+  numbers. Each pass has another seed, so that a loop that mixes records only sometimes (``if random() < 0.5``) does so
+  in one of them.
+* **Other mates**: ``S(a + M) - S(b + M) = S(a + N) - S(b + N)``, where all batches have the same shape and seed. Random
+  numbers (dropout) are then the same at every place, so a difference means coupling. One exception: the number of
+  random numbers that a record draws may depend on its contents. If that is possible, the test is repeated without
+  dropout, and then only with records that draw equally many (see ``twins.py``).
+* **The first test in evaluation mode**, if the first test failed and the second did not. If it passes now, the cause
+  was dropout.
+* **The same batch in another order**. If the order matters, there are random numbers that cannot be switched off. If
+  they are drawn in the collation, twins ``a`` and ``b`` take the first place of batches of different sizes and lengths:
+  if ``a`` gets the same random numbers in both, a difference means coupling. Otherwise sizes cannot be compared
+  exactly, and only the scale of the loss is compared.
 
-Every test takes other records than the one before: a unit that happens to be at its kink cannot make two fail.
-What passes is no proof. A coupling that needs larger batches, special records or other weights is not seen.
+Every test uses new records, so that a unit that happens to be at its kink cannot make two tests fail. A passed
+rehearsal is not a proof: a coupling that needs larger batches, special records or other weights is not found.
 """
 
 from __future__ import annotations
@@ -58,15 +60,14 @@ from spectral_dp.training.rehearsal.observation import Observation, Sum, mismatc
 from spectral_dp.training.rehearsal.trace import Meeting, Visit, first_difference, traced
 from spectral_dp.training.rehearsal.twins import content, same_but_for_padding
 
-#: The relative difference from which two ways to the same sum disagree: in batches of one shape, where every record
-#: meets the same arithmetic; and in batches of other shapes, where it may be rounded otherwise (and at least so many
-#: units of the arithmetic).
+#: Two ways to the same sum disagree if their relative difference is larger than this: in batches of the same shape,
+#: where rounding is the same; and in batches of different shapes, where it may differ (at least UNITS machine epsilons).
 SAME_SHAPE, OTHER_SHAPE, UNITS = 1e-5, 2e-3, 8
 
 _LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
 
-# Of which the first number that each global generator draws (between 0 and 1) is small, large, or in between: what a
-# loop does with some probability happens in one of the passes.
+# Seeds for which the first number that each global generator draws (between 0 and 1) is small, large, or in between, so
+# that something that a loop does with some probability happens in one of the passes.
 _SMALL_DRAW, _LARGE_DRAW, *_BETWEEN = 49521, 27206, 16609, 37943
 
 
@@ -74,13 +75,13 @@ Quiet: TypeAlias = Literal["none", "dropout", "all"]
 
 
 class _Pass(NamedTuple):
-    """A batch to hand out.
+    """One batch of the rehearsal.
 
     Attributes:
-        records: What is in it.
-        position: Which of them to follow through the model, if any.
-        seed: Of the global generators.
-        quiet: Which modules are to be in evaluation mode.
+        records: The records of the batch.
+        position: The position of the record to follow through the model, or None.
+        seed: The seed of the global generators.
+        quiet: Which modules are set to evaluation mode.
     """
 
     records: list[Any]
@@ -90,7 +91,7 @@ class _Pass(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """States of the global generators: as seeded, after the batch was collated, and (seeded again) after the step."""
+    """Hashes of the global generators: after seeding, after the collation, and (seeded again) after the step."""
 
     seeded: int
     collated: int
@@ -104,19 +105,19 @@ Passes: TypeAlias = Generator[_Pass, Observation, Result]
 
 
 class RehearsalError(SpectralDPError, RuntimeError):
-    """The training loop does not treat every record by itself, or not as it was announced."""
+    """Raised when the training loop does not treat records independently, or the loss is not as announced."""
 
 
 class Rehearsal:
     """Rehearses the training loop around a private optimizer, once.
 
     Args:
-        optimizer: The private optimizer; nothing of it is changed.
-        size: How many records there are.
-        read: Returns the records with these numbers.
-        collate: Makes a batch of records.
-        are_alike: Whether all records are of one shape, as torch's own ``collate_fn`` requires.
-        with_empty_batch: Whether to hand out an empty batch as well, because the run will meet some.
+        optimizer: The private optimizer. The rehearsal does not change it.
+        size: The number of records.
+        read: A function that returns the records with given indices.
+        collate: A function that makes a batch of records.
+        are_alike: Whether all records have the same shape, as torch's own ``collate_fn`` requires.
+        with_empty_batch: Whether to rehearse an empty batch as well, because the run may draw one.
     """
 
     def __init__(
@@ -151,13 +152,16 @@ class Rehearsal:
         optimizer.rehearsal = self._observe
 
     def batches(self, max_batch_size: int | None = None) -> Iterator[tuple[int, Any]]:
-        """Yields size and content of each batch that is still to be rehearsed; the loop must step each of them.
+        """Yields the size and the content of each batch of the rehearsal. The loop must step each of them.
 
-        An iteration that is broken off is gone on with by the next. Yields nothing under ``torch.no_grad()``, where
-        nobody trains.
+        If an iteration is broken off, the next one continues it. Under ``torch.no_grad()`` nothing is yielded, because
+        nobody trains there.
 
         Args:
-            max_batch_size: The most records to hand out at once; what counts is what the first call says.
+            max_batch_size: The largest number of records in a batch. Only the value of the first call counts.
+
+        Raises:
+            RehearsalError: If the loop fails the rehearsal, and again at every later call.
         """
         self._open.close()  # of an iterator that somebody still holds: puts everything back now, and not when it dies
         if self._next is _BEGIN:
@@ -178,7 +182,7 @@ class Rehearsal:
         self._choice: Choice = self._choose(large=self._large, small=self._small)
 
     def _advance(self) -> None:
-        """Shows the script what was observed (the loader has seen to it that the batch was stepped), and goes on."""
+        """Passes the observation to the procedure and takes the next batch from it. The batch has been stepped."""
         try:
             self._next = next(self._script) if self._next is _BEGIN else self._script.send(self._observed.pop())
         except StopIteration:
@@ -248,10 +252,10 @@ class Rehearsal:
         raise RehearsalError(depends_on_size(self._meeting(_tolerance(quiet)), self._optimizer.views))
 
     def _require_other_mates_alike(self, test: int, seed: int, place: int) -> Passes[None]:
-        """Refuses a loop in which other mates make a difference that random numbers do not explain.
+        """Raises ``RehearsalError`` if other mates make a difference that random numbers do not explain.
 
-        They do not where a record never changes places with one that draws more or less. So these are taken where the
-        collation is known to draw, and in the end where nothing else has helped.
+        Random numbers cannot explain it if records are only exchanged with twins, which draw equally many. So twins are
+        used if the collation is known to draw, and otherwise as the last attempt.
         """
         attempts: list[tuple[bool, Quiet]] = [(False, "none"), (False, "dropout"), (True, "dropout")]
         if self._are_alike:
@@ -277,7 +281,7 @@ class Rehearsal:
     def _other_sizes(
         self, records: Sequence[Any], seeds: Sequence[int], quiet: Quiet = "none"
     ) -> Passes[list[Observation]]:
-        """``a`` last in a large batch and first in a small one; both without it; with a fifth seed, also reordered."""
+        """Puts ``a`` last in a large batch and first in a small one; both without it; with a fifth seed, reordered."""
         a, *others = records
         large, small = others[: self._large - 1], others[self._large - 1 :][: self._small - 1]
         passes = [_Pass([*large, a], len(large)), _Pass(large), _Pass([a, *small], 0), _Pass(small)]
@@ -287,9 +291,9 @@ class Rehearsal:
     def _other_mates(
         self, records: Sequence[Any], seed: int, place: int, quiet: Quiet = "none"
     ) -> Passes[tuple[bool, bool]]:
-        """``a`` and ``b`` in one place beside the same mates, and beside others; the longest record is always there.
+        """Puts ``a`` and ``b`` in the same place beside the same mates, and beside others. The longest record stays.
 
-        Returns whether that made no difference, and, if it did, whether other random numbers do.
+        Returns whether this made no difference and, if it did, whether other random numbers make one, too.
         """
         a, longest, b, *others = records
         tail = [longest] if self._large > 2 else []
@@ -309,9 +313,9 @@ class Rehearsal:
         return False, self._differ(seen[0], other_numbers, SAME_SHAPE)
 
     def _twins_first(self) -> Passes[list[Observation] | None]:
-        """Twins in the first place, among many and long records and among few and short ones, in evaluation mode.
+        """Puts twins first in a batch of many long records and in one of few short records, in evaluation mode.
 
-        Returns None unless ``a`` was given the same random numbers in both, and nothing is random after collation.
+        Returns None unless ``a`` got the same random numbers in both, and nothing is random after the collation.
         """
         loop_draws = any(drawn.stepped != drawn.seeded for drawn in self._drawn)
         chosen = self._choice.twins_and_mates(3) if self._collation_draws and not loop_draws else None
@@ -335,7 +339,7 @@ class Rehearsal:
         return seen
 
     def _observe(self, batches: list[RecordedBatch]) -> None:
-        """Called by ``optimizer.step()``."""
+        """Records the gradients of a batch. ``optimizer.step()`` calls it."""
         observation = observe(self._gradients, batches, self._optimizer.loss_reduction, self._floor)
         self._floor = observation.floor
         self._observed.append(observation)
@@ -353,7 +357,7 @@ class Rehearsal:
         return self._optimizer.loss_reduction, "direction"
 
     def _agree(self, passes: Sequence[Observation], tolerance: float, kinds: Sequence[Sum] = ()) -> bool:
-        """Whether first - second = third - fourth."""
+        """Returns whether first - second = third - fourth, up to the tolerance."""
         plus, minus = [passes[0], passes[3]], [passes[1], passes[2]]
         return all(mismatch(kind, plus, minus) <= tolerance for kind in kinds or self._kinds)
 
@@ -365,7 +369,7 @@ class Rehearsal:
         return first_difference(ours, theirs, tolerance)
 
     def _check_state(self) -> None:
-        """What passes over other data have left behind alike does not depend on the data."""
+        """Raises ``RehearsalError`` if what a pass writes into the model depends on the data."""
         written = sorted(set[str]().union(*(names for _, names in self._left_behind)))
         entries = held(self._gradients.model)
         first = self._left_behind[0][0]
@@ -380,7 +384,7 @@ class Rehearsal:
         self._gradients.state.allow(written)
 
     def _compare_scales(self, passes: Sequence[Observation]) -> None:
-        """With random numbers in the way: are gradients as long in large batches as in small ones, as announced?"""
+        """Raises ``RehearsalError`` if the lengths of gradients in large and small batches contradict the reduction."""
         is_mean = self._optimizer.loss_reduction == "mean"
         seen = [o for o in passes if o.mean_norm > 0]
         large, small = ([o for o in seen if (o.samples > self._small) is is_large] for is_large in (True, False))
@@ -401,7 +405,7 @@ def _tolerance(passes: Sequence[Observation]) -> float:
 
 
 def _mean_log(passes: Sequence[Observation], is_mean: bool) -> float:
-    """Of the lengths of gradients, undoing a mean over the batch where one was announced."""
+    """Returns the mean logarithm of the gradients' lengths, after undoing an announced mean over the batch."""
     return sum(math.log(o.mean_norm) for o in passes) / len(passes) + (_mean_log_samples(passes) if is_mean else 0.0)
 
 

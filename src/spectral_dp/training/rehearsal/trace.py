@@ -1,4 +1,4 @@
-"""What one record looked like on its way through the model, to say where it first depends on others."""
+"""Follows one record through the model, to find where it first depends on others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Visit(NamedTuple):
-    """One call of a module: the rows of the record in what went in and came out, None where rows cannot be told."""
+    """One call of a module: the record's rows of its inputs and outputs, None for a tensor without such rows."""
 
     name: str
     kind: str
@@ -22,7 +22,7 @@ class Visit(NamedTuple):
 
 @contextmanager
 def traced(model: nn.Module, samples: int, views: int, position: int | None) -> Iterator[list[Visit]]:
-    """Notes the calls of modules in the order in which they end, for the record at a position of the batch, if any."""
+    """Gives a list that is filled with the module calls, in the order in which they end, for one record if any."""
     visits: list[Visit] = []
     if position is None:
         yield visits
@@ -61,7 +61,7 @@ class Meeting(NamedTuple):
 
 
 def first_difference(ours: list[Visit], theirs: list[Visit], tolerance: float) -> Meeting | None:
-    """Returns where a record first differs between two batches, or None if it does nowhere.
+    """Returns where a record first differs between two batches, or None if it differs nowhere.
 
     Rows of different shapes (a sequence that is padded further beside a longer one) are not compared.
     """

@@ -1,10 +1,10 @@
-"""Random numbers that a ``collate_fn`` draws: records that draw alike, and whether a record was given the same ones.
+"""Finds *twins*: records for which a ``collate_fn`` draws equally many random numbers.
 
-Word dropout, crops and masked tokens take as many numbers from a generator as a record is long, so under one seed
-a record beside longer mates is given other numbers. That is no coupling: numbers of one generator are as good as any
-others of it. But it cannot be told from coupling by looking at the record, unless what is exchanged draws alike.
-*Twins* are two records that do: each collated by itself, from several seeds, has left the generators in the same
-state, and has given tensors of the same shapes. Where one takes the place of the other, all mates keep their numbers.
+Word dropout, crops and masked tokens draw as many random numbers as a record is long. Under the same seed, a record
+beside longer mates therefore gets other random numbers. This is not coupling, because other numbers of the same
+generator are equally good, but it looks the same in the gradients. Twins avoid it: each of them, collated alone from
+several seeds, leaves the generators in the same state and gives tensors of the same shapes. If one takes the place of
+the other, all mates keep their random numbers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ _SEEDS = (1, 2, 3)  # how much is drawn may depend on what is drawn, as in a cro
 
 
 def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], needed: int) -> list[tuple[Any, Any]]:
-    """Returns pairs of different records that draw alike, in the order of the records.
+    """Returns pairs of different records that draw equally many random numbers, in the order of the records.
 
-    Records of one shape are preferred: they draw alike from every seed. Where these are fewer than needed, it is enough
-    that batches of them have one shape (of texts, the number of words counts and not that of characters), or else that
-    they were seen drawing alike.
+    Records of the same shape are preferred, because they draw alike from every seed. If there are too few, it is enough
+    that their batches have the same shape (texts with equally many words), or else that they drew alike here.
 
     Args:
-        records: To choose from.
-        collate_fn: The loader's. It is called as for batches of two, with the global generators put back afterwards.
-        needed: How many pairs would be enough.
+        records: The records to choose from.
+        collate_fn: The loader's function. It is called with batches of two; the global generators are restored.
+        needed: The number of pairs that is enough.
     """
 
     def collated(record: Any, seed: int) -> list[Any]:
@@ -40,7 +39,7 @@ def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], n
         return content(collate_fn([copy.deepcopy(record), copy.deepcopy(record)]))
 
     def are_equal(one: Any, other: Any) -> bool:
-        """Whether exchanging them would show nothing."""
+        """Returns whether two records are equal, so that exchanging them would show nothing."""
         ours, theirs = collated(one, _SEEDS[0]), collated(other, _SEEDS[0])
         return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
 
@@ -64,7 +63,7 @@ def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], n
 def _paired(
     records: Sequence[Any], keys: Sequence[Hashable], are_equal: Callable[[Any, Any], bool]
 ) -> list[tuple[Any, Any]]:
-    """Pairs every record with the one before it that has the same key."""
+    """Pairs each record with an earlier one that has the same key and is not equal."""
     waiting: dict[Hashable, Any] = {}
     pairs = []
     for record, key in zip(records, keys, strict=True):
@@ -76,15 +75,15 @@ def _paired(
 
 
 def same_but_for_padding(ours: list[Any], theirs: list[Any], sizes: tuple[int, int], views: int) -> bool:
-    """Whether the first record of two collated batches is the same in both, as far as both are wide.
+    """Returns whether the first record of two collated batches is the same, apart from padding.
 
-    If it is, it was given the same random numbers. False also where that cannot be told.
+    If it is, it got the same random numbers in both. Returns False also if this cannot be decided.
 
     Args:
         ours: The :func:`content` of one batch.
-        theirs: That of the other.
-        sizes: How many records each of them holds.
-        views: How many rows a record may have.
+        theirs: The :func:`content` of the other batch.
+        sizes: The number of records in each of them.
+        views: The number of rows that a record may have.
     """
     pairs = zip(ours, theirs, strict=False)
     return len(ours) == len(theirs) and all(_first_rows_agree(a, b, sizes, views) for a, b in pairs)
@@ -108,7 +107,7 @@ def _first_rows_agree(ours: Any, theirs: Any, sizes: tuple[int, int], views: int
 
 
 def content(batch: Any) -> list[Any]:
-    """Copies the tensors that a batch holds, also in a mapping of its own kind, and whatever else there is."""
+    """Returns the leaves of a batch, tensors as copies. Mappings that pytree does not know are opened, too."""
     leaves: list[Any] = []
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Mapping):
