@@ -2,11 +2,10 @@
 
 
 class SpectralDPError(Exception):
-    """What this package raises on its own account; catch it to catch them all.
+    """The base class of all error classes of this package.
 
-    Every error class of the package derives from this one and from the builtin class that describes it, so that
-    ``except ValueError`` and ``except RuntimeError`` go on to work. Plain wrong arguments are a plain ``ValueError``
-    or ``TypeError``, as everywhere in Python.
+    Each of them also derives from the builtin class that describes it, so ``except ValueError`` and
+    ``except RuntimeError`` work as well. Wrong arguments raise a plain ``ValueError`` or ``TypeError``.
 
     >>> from spectral_dp import BudgetExhausted
     >>> issubclass(BudgetExhausted, SpectralDPError), issubclass(BudgetExhausted, RuntimeError)

@@ -1,4 +1,4 @@
-"""Which models can be trained privately, under the name that Opacus has for it."""
+"""Checks whether a model can be trained privately, under the same name as in Opacus."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ class ModuleValidator:
 
     @staticmethod
     def validate(module: nn.Module, *, strict: bool = False) -> list[ValueError]:
-        """Returns what is wrong with a model, an error for each module; raises one that lists all if ``strict``.
+        """Returns one error for each module that mixes samples.
 
-        A model in evaluation mode is wrong, too: BatchNorm mixes samples in training mode only.
+        A model in evaluation mode is an error, too, because BatchNorm mixes samples in training mode only.
+
+        Args:
+            module: The model.
+            strict: Whether to raise one ``ValueError`` that lists all errors, if there are any.
         """
         problems = compatibility.find_problems(module)
         if not module.training:
@@ -32,17 +36,17 @@ class ModuleValidator:
 
     @classmethod
     def is_valid(cls, module: nn.Module) -> bool:
-        """Returns whether :meth:`validate` finds nothing."""
+        """Returns whether :meth:`validate` finds no error."""
         return not cls.validate(module)
 
     @staticmethod
     def fix(module: nn.Module) -> nn.Module:
-        """Returns a copy of the model in which BatchNorm is GroupNorm and InstanceNorm keeps no statistics."""
+        """Returns a copy of the model with GroupNorm for BatchNorm, and InstanceNorm without running statistics."""
         return compatibility.fix(module)
 
     @classmethod
     def fix_and_validate(cls, module: nn.Module) -> nn.Module:
-        """Returns :meth:`fix` of the model; raises an error if something is still wrong with it."""
+        """Returns :meth:`fix` of the model. Raises ``ValueError`` if it still has errors."""
         fixed = cls.fix(module)
         cls.validate(fixed, strict=True)
         return fixed

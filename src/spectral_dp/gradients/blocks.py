@@ -1,4 +1,4 @@
-"""The layers of a model, each with its rule, and the blocks they form: what shares parameters is clipped together."""
+"""Finds the layers of a model and their rules, and groups layers that share parameters into blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,24 @@ from spectral_dp.gradients.rules.rule import Rule
 
 
 class Layer(NamedTuple):
-    """A layer of the model: its name there, and its rule."""
+    """A layer of a model: its name and its rule."""
 
     name: str
     rule: Rule[Any]
 
 
 def layers_of(model: nn.Module, configs: dict[str, LayerConfig]) -> list[Layer]:
-    """Every module with parameters of its own, with its rule; what a fallback covers is not listed again."""
+    """Returns every module that has parameters of its own, with its rule.
+
+    Modules inside one that is handled by the fallback are not listed, because the fallback covers them.
+
+    Args:
+        model: The model.
+        configs: What is released of layers, by name. Entries that are used are removed.
+
+    Raises:
+        ValueError: If a configuration does not fit its layer, or names a layer that is not listed.
+    """
     layers: list[Layer] = []
     covered: set[nn.Module] = set()
     for name, module in model.named_modules():
@@ -49,7 +59,7 @@ def layers_of(model: nn.Module, configs: dict[str, LayerConfig]) -> list[Layer]:
 
 
 def by_shared_parameters(layers: list[Layer]) -> list[list[Layer]]:
-    """Returns the blocks: layers by themselves, those that share parameters together."""
+    """Returns the blocks, which are clipped as one: single layers, and groups of layers that share parameters."""
     blocks: list[tuple[set[nn.Parameter], list[Layer]]] = []
     for layer in layers:
         parameters, members = set(layer.rule.parameters().values()), [layer]
@@ -64,7 +74,7 @@ def by_shared_parameters(layers: list[Layer]) -> list[list[Layer]]:
 
 
 def _check_same_release(members: list[Layer]) -> None:
-    """Layers that share a parameter must release it in the same coordinates."""
+    """Raises ``ValueError`` if layers that share a parameter would release it in different coordinates."""
     seen: dict[nn.Parameter, Layer] = {}
     for layer in members:
         for name, parameter in layer.rule.parameters().items():

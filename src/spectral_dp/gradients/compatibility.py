@@ -1,4 +1,4 @@
-"""Which modules have per-sample gradients at all, and what to put in place of those that do not."""
+"""Finds and replaces modules that mix samples, for which per-sample gradients do not exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 
 def find_problems(model: nn.Module) -> list[str]:
-    """Returns, for each module that mixes samples, its name, the reason and the replacement."""
+    """Returns one message for each module that mixes samples, with its name, the reason and the replacement."""
     problems = []
     for name, module in model.named_modules():
         where = f"{name or 'the model itself'} ({type(module).__name__})"
@@ -27,7 +27,7 @@ def find_problems(model: nn.Module) -> list[str]:
 
 
 def validate(model: nn.Module) -> None:
-    """Raises ``ValueError`` with all problems of :func:`find_problems`, if any."""
+    """Raises a ``ValueError`` that lists all problems of :func:`find_problems`, if there are any."""
     problems = find_problems(model)
     if problems:
         listed = "\n  - ".join(problems)
@@ -35,10 +35,10 @@ def validate(model: nn.Module) -> None:
 
 
 def fix(model: nn.Module) -> nn.Module:
-    """Returns a copy of the model in which no module mixes samples; the model itself is unchanged.
+    """Returns a copy of the model in which no module mixes samples. The model itself does not change.
 
-    BatchNorm becomes GroupNorm with the same affine parameters (up to 32 groups), InstanceNorm stops tracking
-    statistics. Weights trained with BatchNorm need some training to get used to it.
+    BatchNorm is replaced by GroupNorm with the same affine parameters and at most 32 groups. InstanceNorm no longer
+    keeps running statistics. A model that was trained with BatchNorm needs some further training afterwards.
     """
     fixed = copy.deepcopy(model)
     if isinstance(fixed, _BatchNorm):

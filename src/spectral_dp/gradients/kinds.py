@@ -1,9 +1,9 @@
-"""Whether a layer computes what the rule of its kind was written for.
+"""Checks that a layer computes what the rule of its kind was written for.
 
-A rule knows the gradient of ``nn.Conv2d.forward``. A subclass, a patch or a property that changes anything which that
-method uses has another gradient, and the rule would be silently wrong. So what a kind of layer does is written down
-when its rule is registered: every method and property that ``forward`` reaches, by name. A layer in which one of these
-names means something else is not of that kind any more.
+For example, a rule knows the gradient of ``nn.Conv2d.forward``. If a subclass, a patch or a property changes anything
+that this method uses, the gradient is another one and the rule would be silently wrong. So when a rule is registered,
+all methods and properties that ``forward`` reaches are recorded by name. A layer in which one of these names means
+something else does not use the rule.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import nn
 
 Behaviour = Mapping[str, Any]
 
-#: What stands between the call of a layer and its ``forward``, and between a name and what it means.
+#: The methods that run between the call of a layer and its ``forward``, or that look up a name.
 _MACHINERY = ("__call__", "_wrapped_call_impl", "_call_impl", "_slow_forward", "__getattr__", "__getattribute__")
 
 
 def behaviour(kind: type[nn.Module]) -> Behaviour:
-    """Returns all that ``forward`` reaches, by name: what the class defines there, or None (an attribute, a global)."""
+    """Returns what the class defines under each name that ``forward`` reaches; None for attributes and globals."""
     found: dict[str, Any] = {}
     pending = ["forward", *_MACHINERY]
     while pending:
@@ -34,7 +34,7 @@ def behaviour(kind: type[nn.Module]) -> Behaviour:
 
 
 def overrides(module: nn.Module, expected: Behaviour) -> list[str]:
-    """Returns the names that mean something else in a layer, in its class or on the very instance."""
+    """Returns the names that mean something else in this layer, through its class or on the instance itself."""
     kind, own, parameters = type(module), vars(module), module._parameters
     return [
         name
@@ -45,7 +45,7 @@ def overrides(module: nn.Module, expected: Behaviour) -> list[str]:
 
 
 def _definition(kind: type, name: str) -> Any:
-    """What a class defines under a name, itself or through its parents; None if only ``nn.Module`` does."""
+    """Returns what a class or its parents define under a name; None if only ``nn.Module`` does."""
     for parent in kind.__mro__:
         if parent is nn.Module:
             return None
@@ -55,7 +55,7 @@ def _definition(kind: type, name: str) -> Any:
 
 
 def _acts(value: Any) -> bool:
-    """Whether an attribute of a class is code, rather than a value that a rule reads as ``forward`` does."""
+    """Returns whether an attribute of a class is code, and not a value that a rule reads as ``forward`` does."""
     return callable(value) or hasattr(type(value), "__get__")
 
 

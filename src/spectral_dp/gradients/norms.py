@@ -1,8 +1,8 @@
-"""Norms of sums of outer products, never smaller than what is clipped by them.
+"""Norms of sums of outer products, rounded up so that they are never too small for clipping.
 
-A rule computes a sample's norm one way and the clipped sum another way, so their rounding errors differ. All norms here
-are rounded up by what those errors can amount to. They come in float64, because squares of short lengths underflow in
-float32 too.
+A rule computes the norm of a sample and the clipped sum in different ways, so their rounding errors differ. All norms
+here are increased by a bound on these errors. They are returned in float64, because squares of small lengths underflow
+in float32.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from torch import Tensor
 
 from spectral_dp.mechanism.clipping import underflow
 
-#: Bound on the rounding error of a sum over two Gram matrices, in ulps of the squared sum of lengths.
-#: Ten times the largest seen on inputs made to cancel.
+#: A bound on the rounding error of a sum over two Gram matrices, in ulps of the squared sum of lengths. It is ten times
+#: the largest error that was measured on inputs whose terms cancel.
 GRAM_ROUNDING = 16
 
-#: Products that may be added up one after the other, as small matrix products do.
+#: The number of products that may be added one after the other, as small matrix products do.
 PIECE = 256
 
 
 def token_norms(x: Tensor, dA: Tensor, x_errors: Tensor | None = None) -> Tensor:
-    """Squared norms ``(B,)`` of ``sum_t dA[b,t] x[b,t]^T`` for ``x (B, T, n)``, ``dA (B, T, m)``, real or complex.
+    """Returns the squared norms ``(B,)`` of ``sum_t dA[b,t] x[b,t]^T``, rounded up.
 
-    Through the two ``T x T`` Gram matrices, ``sum_tt' <x_t, x_t'> <dA_t, dA_t'>``, or through the gradient itself, a
-    few samples at a time, whichever is cheaper. Never the sum of the tokens' norms, which is another number.
+    They are computed from the two ``T x T`` Gram matrices, as ``sum_tt' <x_t, x_t'> <dA_t, dA_t'>``, or from the
+    gradients themselves, a few samples at a time, whichever is cheaper. (The sum of the tokens' norms would be wrong.)
 
     Args:
-        x: As above.
-        dA: As above.
-        x_errors: How far each ``x_t`` can be from the one that the sum is made of, ``(B, T)``; None if they are the
-            same.
+        x: The inputs ``(B, T, n)``, real or complex.
+        dA: The output gradients ``(B, T, m)``, real or complex.
+        x_errors: Bounds ``(B, T)`` on the distance of each ``x_t`` from the input that the clipped sum uses; None if
+            it uses the same numbers.
     """
     tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
     if x.is_complex():
@@ -61,21 +61,24 @@ def rounded_up(
     from_gram: bool,
     x_errors: Tensor | None = None,
 ) -> Tensor:
-    """Squared norms ``(B,)`` of ``sum_t dA_t x_t^T``, plus what rounding can have hidden.
+    """Returns squared norms ``(B,)`` of ``sum_t dA_t x_t^T``, plus a bound on their rounding error.
 
-    Formal guarantee. Terms may cancel. Then the norm consists of rounding errors, and so does the sum that is clipped
-    by it, but not of the same ones; and squares of very small numbers underflow to zero, though their product with a
-    very large one does not. A sample made for either would be clipped too little. A sum of ``T`` outer products errs by
-    at most ``T`` ulps of their total length, a squared norm summed from Gram matrices by ``GRAM_ROUNDING`` ulps of its
-    square, and a sum of ``n`` squares by ``n`` times the smallest normal number. Added to the norm, these keep the clip
-    on the private side; for ordinary samples they are not noticeable.
+    Formal guarantee. No sample is clipped too little because of rounding, even a sample that was made for it. Without
+    the bound, two kinds of samples would be: if terms cancel, norm and clipped sum both consist of rounding errors,
+    but of different ones; and squares of very small numbers underflow to zero, although their product with a very
+    large number does not. The bound covers these errors, and is negligible for ordinary samples:
+
+    * A sum of ``T`` outer products errs by at most ``T`` ulps of their total length.
+    * A squared norm that is summed from Gram matrices errs by at most ``GRAM_ROUNDING`` ulps of the square of that
+      length.
+    * A sum of ``n`` squares loses at most ``n`` times the smallest normal number by underflow.
 
     Args:
-        squared_norms: As computed.
+        squared_norms: The squared norms as computed, ``(B,)``.
         x_lengths: ``|x_t|``, ``(B, T)``.
         dA_lengths: ``|dA_t|``, ``(B, T)``.
-        n: Numbers in each ``x_t``.
-        m: Numbers in each ``dA_t``.
+        n: The number of entries of each ``x_t``.
+        m: The number of entries of each ``dA_t``.
         from_gram: Whether the norms were summed from Gram matrices.
         x_errors: See :func:`token_norms`.
     """
@@ -90,10 +93,10 @@ def rounded_up(
 
 
 def gram_matrices(t: Tensor) -> Tensor:
-    """``<t_bs, t_bs'>`` of all pairs of tokens, ``(B, T, n) -> (B, T, T)``.
+    """Returns ``<t_bs, t_bs'>`` of all pairs of tokens, ``(B, T, n) -> (B, T, T)``.
 
-    In pieces: a product of few, long rows is added up one after the other, and a record made for it (an image of one
-    colour will do) would lose more than the rounding guard.
+    The product is computed in pieces. A product of few long rows adds its terms one after the other, and some records
+    (an image of one colour is enough) would lose more than the rounding guard.
     """
     first, *others = t.split(PIECE, dim=2)
     gram = first @ first.mH
@@ -103,16 +106,17 @@ def gram_matrices(t: Tensor) -> Tensor:
 
 
 def outer_norms(x_lengths: Tensor, dA_lengths: Tensor, n: int, m: int) -> Tensor:
-    """Norms of ``dA x^T``, plus what the underflow of squares can have hidden; see :func:`rounded_up`."""
+    """Returns norms of ``dA x^T``, plus a bound on the underflow of squares; see :func:`rounded_up`."""
     dtype = x_lengths.dtype
     return (x_lengths + underflow(n, dtype)) * (dA_lengths + underflow(m, dtype))
 
 
 def bias_norms(dA: Tensor) -> Tensor:
-    """Squared norms ``(B,)`` of ``sum_t dA[b,t]`` for ``dA (B, T, m)``, plus what rounding can have hidden.
+    """Returns squared norms ``(B,)`` of ``sum_t dA[b,t]`` for ``dA (B, T, m)``, plus a bound on their rounding error.
 
-    Formal guarantee. The clipped sum adds up the tokens again, perhaps of fewer samples or in another layout, hence in
-    another order. Where they cancel, the two orders have nothing but their rounding errors in common.
+    Formal guarantee. A norm is never smaller than what the sample adds to the clipped sum. The clipped sum adds the
+    tokens again, perhaps for fewer samples or in another layout, hence in another order. If tokens cancel, both results
+    are rounding errors, and the bound covers the difference.
     """
     tokens, m = dA.shape[1:]
     lengths = squares(dA.sum(1) if tokens != 1 else dA[:, 0]).sum(1).sqrt() + underflow(m, dA.dtype)
@@ -122,13 +126,13 @@ def bias_norms(dA: Tensor) -> Tensor:
 
 
 def transform_error(numbers: int, dtype: torch.dtype) -> float:
-    """How far two ways to compute an orthonormal transform can be apart, in lengths of what is transformed.
+    """Returns a bound on the difference of two ways to compute an orthonormal transform, per length of its input.
 
-    A few ulps for every level of a fast transform; a short one is a matrix product and errs no more.
+    It is a few ulps for each level of a fast transform. A short transform is a matrix product, with no larger errors.
     """
     return 16 * (math.log2(max(numbers, 1)) + 1) * torch.finfo(dtype).eps
 
 
 def squares(t: Tensor) -> Tensor:
-    """``|t|²``, real or complex. Their ``sum`` is exact to a few ulps, unlike that of ``vector_norm`` on long rows."""
+    """Returns ``|t|²``, real or complex. Its ``sum`` is exact to a few ulps; ``vector_norm`` is not on long rows."""
     return t.real.square() + t.imag.square() if t.is_complex() else t.square()

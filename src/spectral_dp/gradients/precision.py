@@ -1,10 +1,10 @@
-"""Full float32 arithmetic for norms and clipped sums, whatever the process allows elsewhere.
+"""Full float32 precision for norms and clipped sums, whatever the rest of the process uses.
 
-GPUs may round the operands of float32 products to 10 bits (TF32; PyTorch's default for convolutions), some CPUs to 7
-(bfloat16). Norm and sum of a sample then differ by about a thousandth, a hundred times the clip's rounding guard, and
-where terms cancel by any factor. No guard can make up for the latter without clipping ordinary samples too much. So the
-products that norms and sums are made of are computed in full, and forward and backward pass keep the precision they
-were given: what they compute is *input* to norm and sum alike.
+GPUs may round the operands of float32 products to 10 bits (TF32, PyTorch's default for convolutions), and some CPUs to
+7 bits (bfloat16). Norm and sum of a sample then differ by about a thousandth, which is a hundred times the clip's
+rounding guard, and by any factor if terms cancel. A larger guard would clip ordinary samples too much. So the products
+in norms and sums are computed in full precision. Forward and backward pass keep their own precision, because their
+results are *input* to both norm and sum.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ _restore: list[Callable[[], None]] = []
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Computes float32 products in float32 until the last such block is left.
+    """Switches to full float32 precision until the last such block of the process ends.
 
-    Formal guarantee. Inside, PyTorch's switches for CUDA and for CPUs allow no float32 operand to be rounded. They
-    belong to the process: other threads compute in full precision meanwhile, and none restores them while another still
-    relies on them. Not covered: devices without such a switch, and libraries that ignore it.
+    Formal guarantee. Inside the block, PyTorch's switches for CUDA and for CPUs do not allow float32 operands to be
+    rounded:
+
+    * The switches belong to the process. Other threads compute in full precision meanwhile, and no thread restores the
+      switches while another is still inside such a block.
+    * Not covered are devices without such a switch, and libraries that ignore it.
     """
     global _depth
     with _lock:

@@ -1,4 +1,4 @@
-"""Weighted sums over samples and tokens, a few samples at a time: what the clipped sums of all rules are made of."""
+"""Weighted sums over samples and tokens, from which the rules build their clipped sums."""
 
 from __future__ import annotations
 
@@ -7,44 +7,49 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-#: Temporaries of a batch are made for some samples at a time, as many as fit into this.
+#: The size of temporaries, which are made for a few samples at a time.
 CHUNK_BYTES = 4 * 2**20
 
 
 def in_chunks(samples: int, numbers_each: int, like: Tensor) -> Iterator[slice]:
-    """Slices of a batch whose temporaries take a few megabytes (two samples or more: one per core), at least one.
+    """Returns slices of a batch, at least one, so small that the temporaries of each take a few megabytes.
 
-    They stay in cache, and their memory is reused instead of being mapped (and page-faulted) anew, which can cost more
-    than the arithmetic.
+    Such temporaries stay in the cache and their memory is reused. New memory must be mapped (page faults), which can
+    cost more than the arithmetic. A slice has at least two samples, one per core.
+
+    Args:
+        samples: The number of samples in the batch.
+        numbers_each: The number of temporary entries per sample.
+        like: A tensor of the dtype of the temporaries.
     """
     size = max(2, CHUNK_BYTES // (numbers_each * like.element_size()))
     return (slice(start, start + size) for start in range(0, max(samples, 1), size))
 
 
 def as_tokens(t: Tensor) -> Tensor:
-    """``(B, ..., n) -> (B, T, n)``."""
+    """Flattens all token dimensions into one, ``(B, ..., n) -> (B, T, n)``."""
     return t[:, None] if t.ndim == 2 else t.flatten(1, -2)
 
 
 def over_tokens(dA: Tensor) -> Tensor:
-    """``(B, T, m) -> (B, m)``, summed: the gradient of a bias."""
+    """Returns the sum over tokens, ``(B, T, m) -> (B, m)``, which is the gradient of a bias."""
     return dA[:, 0] if dA.shape[1] == 1 else dA.sum(1)
 
 
 def merge_tokens(uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Several uses of a layer whose gradient is a sum over tokens: all their tokens side by side."""
+    """Concatenates the tokens of several uses ``(x, dA)`` of a layer whose gradient is a sum over tokens."""
     return torch.cat([as_tokens(x) for x, _ in uses], dim=1), torch.cat([as_tokens(dA) for _, dA in uses], dim=1)
 
 
 def weigh(x: Tensor, dA: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiplies the smaller of ``x`` and ``dA`` by ``c``, sample by sample: a product of the two is then weighted."""
+    """Returns ``x`` and ``dA``, the smaller one times ``c`` per sample, so that their product is weighted by ``c``."""
     if x.numel() < dA.numel():
         return scale(x, c), dA
     return x, scale(dA, c)
 
 
 def weighted_sum(c: Tensor, z: Tensor) -> Tensor:
-    """``sum_b c_b z_b``, ``(B, ...) -> (...)``, without a copy whatever the order of the dimensions in memory."""
+    """Returns ``sum_b c_b z_b``, ``(B, ...) -> (...)``, without a copy in any order of the dimensions in memory."""
     if z.ndim == 1:  # a scalar parameter has one number a sample
         return c.to(z.dtype) @ z
     order = memory_order(z)
@@ -54,13 +59,13 @@ def weighted_sum(c: Tensor, z: Tensor) -> Tensor:
 
 
 def memory_order(z: Tensor) -> list[int]:
-    """The dimensions of ``(B, ...)`` in the order in which they lie in memory, samples first.
+    """Returns the dimensions of ``(B, ...)`` in their order in memory, samples first.
 
-    Per-sample gradients are large. Permuted so, they can be flattened without a copy.
+    Per-sample gradients are large. In this order they can be flattened without a copy.
     """
     return [0, *sorted(range(1, z.ndim), key=z.stride, reverse=True)]
 
 
 def scale(t: Tensor, c: Tensor) -> Tensor:
-    """``t_b c_b``."""
+    """Returns ``c_b t_b`` for every sample."""
     return t * c.to(t.dtype).view(-1, *[1] * (t.ndim - 1))

@@ -1,8 +1,8 @@
 """One use of a layer, from the backward pass to its clipped sum.
 
-When the backward pass is at a layer, :func:`condense` decides once what is kept of the use until the clipping factors
-are known: its input and output gradient (:class:`Recorded`), or its per-sample gradients in their place
-(:class:`Formed`). Norms and clipped sums are then asked of either in the same way.
+When the backward pass reaches a layer, :func:`condense` decides once what to keep until the clipping factors are known:
+the layer's input and output gradient (:class:`Recorded`), or its per-sample gradients instead (:class:`Formed`). Both
+classes give norms and clipped sums in the same way.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Context = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A use as it was recorded, of a layer whose rule finds norms and sums without per-sample gradients.
+    """A use of a layer whose rule computes norms and sums without per-sample gradients.
 
     Attributes:
         rule: The rule of the layer.
-        x: Its input.
-        dA: The gradient of the loss with respect to its output.
+        x: The input of the layer.
+        dA: The gradient of the loss with respect to the output of the layer.
     """
 
     rule: GhostRule[Any]
@@ -45,12 +45,12 @@ class Recorded:
 
     @property
     def size(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self.dA)
 
     @property
     def precision(self) -> float:
-        """The unit of the arithmetic in which the output gradient arrived."""
+        """The machine epsilon of the dtype in which the output gradient arrived."""
         return torch.finfo(self.dA.dtype).eps
 
     def squared_norms(self) -> Tensor:
@@ -65,7 +65,7 @@ class Recorded:
         return {parameter: sums[name] for name, parameter in trained.items()}
 
     def select(self, rows: Rows) -> Recorded:
-        """Returns the use of some of the samples: entries of all tensors in ``x`` that have one for each sample."""
+        """Returns the use of some of the samples. In ``x``, all tensors as long as the batch are indexed."""
 
         def on_leaf(leaf: Any) -> Any:
             return leaf[rows] if isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == self.size else leaf
@@ -79,16 +79,16 @@ class Recorded:
 
 @dataclass(frozen=True, eq=False)
 class Formed:
-    """Per-sample gradients, of one use of a layer or added over several uses of layers that share parameters.
+    """Per-sample gradients of one use of a layer, or the sum over several uses of layers that share parameters.
 
-    They stand for the layers' inputs and output gradients, which are then no longer needed. Norms and sums are taken of
-    the same numbers, so that the errors made in forming them cannot come between the two.
+    They replace the inputs and output gradients of the layers. Norms and sums are computed from the same numbers, so
+    rounding errors in these numbers cannot make a norm too small for its sum.
 
     Attributes:
         rules: The rules of the layers that were used.
-        gradients: Those coordinates of each parameter's gradients that count in the norm, ``(B, ...)``.
-        size: How many samples there are.
-        precision: The unit of the arithmetic in which the output gradients arrived.
+        gradients: For each parameter, the coordinates of its gradients that count in the norm, ``(B, ...)``.
+        size: The number of samples.
+        precision: The machine epsilon of the coarsest dtype in which the output gradients arrived.
     """
 
     rules: tuple[Rule[Any], ...]
@@ -153,14 +153,14 @@ Use = Recorded | Formed
 def condense(rule: Rule[Any], x: Any, dA: Tensor, undisturbed: Context = nullcontext) -> Use:
     """Returns what to keep of a use until the clipping factors are known.
 
-    Called when the backward pass is at the layer, while ``x`` and ``dA`` are still in cache. Where the per-sample
-    gradients are formed, neither is held any longer.
+    It is called when the backward pass reaches the layer, while ``x`` and ``dA`` are still in the cache. If the
+    per-sample gradients are formed, ``x`` and ``dA`` are not kept.
 
     Args:
         rule: The rule of the layer.
-        x: Its input.
-        dA: The gradient of the loss with respect to its output.
-        undisturbed: Makes the context in which to form gradients.
+        x: The input of the layer.
+        dA: The gradient of the loss with respect to the output of the layer.
+        undisturbed: A function that returns the context manager in which gradients are formed.
     """
     if isinstance(rule, GhostRule) and not rule.forms(x, dA):
         return Recorded(rule, x, dA)
@@ -169,10 +169,10 @@ def condense(rule: Rule[Any], x: Any, dA: Tensor, undisturbed: Context = nullcon
 
 
 def merged(uses: Sequence[Use]) -> Sequence[Use]:
-    """Returns several uses, of one layer or of layers that share parameters, as one where that takes no more memory.
+    """Merges several uses, of one layer or of layers that share parameters, into one if that takes no more memory.
 
-    So it is for gradients that are formed already, and for recorded uses of one layer whose kind can express the sum of
-    their gradients as one use. Others are returned as they are; see :meth:`Formed.added`.
+    This is so for gradients that are formed already, and for recorded uses of one layer whose rule can express the sum
+    of their gradients as one use. Other uses are returned unchanged; see :meth:`Formed.added`.
     """
     recorded = [use for use in uses if isinstance(use, Recorded)]
     if len(uses) > 1 and not recorded:
@@ -185,7 +185,7 @@ def merged(uses: Sequence[Use]) -> Sequence[Use]:
 
 
 def _check_complete(rule: Rule[Any], forgotten: Sequence[str]) -> None:
-    """A trained parameter that a rule forgot would be released as noise and never learn."""
+    """Raises ``RuntimeError`` if a rule left out a trained parameter, which would get noise and never learn."""
     if forgotten:
         raise RuntimeError(
             f"the rule of {type(rule.module).__name__} gives no gradient of {list(forgotten)}, which are being "

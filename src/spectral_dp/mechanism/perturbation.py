@@ -1,17 +1,19 @@
-"""Algorithm 1 of the paper (Spectral-DP perturbation), in a form that is private.
+"""Algorithm 1 of the paper (Spectral-DP perturbation), changed so that it is private.
 
     z = a * (T g)                               transform; filter (pre-gain)
     c = min(1, C / ||z||)                       clip
     s = sum_b c_b z_b + N(0, (σ C)² I)          sum, noise once, on the kept coordinates
     g~ = T^t (b * s) / divisor                  filter (post-gain), inverse transform, public constant
 
-:func:`perturb` runs it on one query, :func:`perturb_sum` on a batch of records; both are made of the same three
-steps, :meth:`Projection.analyse`, :func:`add_noise` and :meth:`Projection.synthesise`, and so is training.
+:func:`perturb` applies it to one query, :func:`perturb_sum` to a batch of records. Both use the same three steps,
+:meth:`Projection.analyse`, :func:`add_noise` and :meth:`Projection.synthesise`, and so does training.
 
-Three things differ from the printed algorithm, each because the printed form is not private or wastes signal (see
-``docs/privacy.md``): the noise lives on *real* coordinates (real noise on complex coefficients leaves the odd part of
-the signal bare), coordinates that will be dropped are dropped before clipping rather than after, and the filter counts
-real degrees of freedom.
+Three things differ from the printed algorithm, because it is not private or wastes signal (see ``docs/privacy.md``):
+
+* The noise is added to *real* coordinates. Real noise on complex coefficients leaves the odd part of the signal
+  without noise.
+* Coordinates that will be dropped are dropped before clipping, not after it.
+* The filter counts real degrees of freedom.
 """
 
 from __future__ import annotations
@@ -46,29 +48,30 @@ def perturb(
 ) -> Tensor:
     """Releases a query with spectral Gaussian noise (Algorithm 1).
 
-    Formal guarantee. The output is the Gaussian mechanism with the given noise multiplier, followed by
-    post-processing: its ``(ε, δ)`` is ``accounting.gaussian_epsilon(noise_multiplier, δ)``, whatever the transform and
-    the filter. It holds for data sets that are neighbours under ``relation``, if *either* the query is what one record
-    contributes (zero where the record is absent), *or* neighbours move the query by at most ``sensitivity`` under
-    add-or-remove-one already and no pre-gain exceeds one (clipping is a projection onto a ball and brings no two
-    queries further apart).
+    Formal guarantee. The output is that of a Gaussian mechanism with the given noise multiplier, after post-processing:
+
+    * Its ``(ε, δ)`` is ``accounting.gaussian_epsilon(noise_multiplier, δ)``, whatever the transform and the filter.
+    * It holds for data sets that are neighbours under ``relation``.
+    * It assumes *either* that the query is the contribution of one record (zero if the record is absent), *or* that
+      neighbours under add-or-remove-one change the query by at most ``sensitivity`` already, and no pre-gain exceeds
+      one. (Clipping is a projection onto a ball, so it does not increase the distance of two queries.)
 
     Args:
-        query: A real tensor of any shape, clipped as a whole.
+        query: A real tensor of any shape, which is clipped as a whole.
         sensitivity: ``S``, the bound on the Euclidean norm to which the filtered query is clipped.
-        noise_multiplier: ``σ``: the noise's deviation in units of the sensitivity.
-        filter_ratio: ``ρ``, the fraction of real degrees of freedom to drop: short for ``filter=LowPassFilter(ρ)``.
-        filter: Any other filter.
-        transform: A name (see :mod:`spectral_dp.mechanism.transforms`) or a transform.
+        noise_multiplier: ``σ``, the deviation of the noise in units of the sensitivity.
+        filter_ratio: ``ρ``, the fraction of real degrees of freedom to drop. The same as ``filter=LowPassFilter(ρ)``.
+        filter: A filter, in place of ``filter_ratio``.
+        transform: A transform or its name (see :mod:`spectral_dp.mechanism.transforms`).
         dims: The one or two dimensions to transform.
-        batch_dims: How many leading dimensions number *independent queries*, each clipped and noised by itself. The
-            guarantee is for each; a record that enters several composes them.
-        relation: Which data sets are neighbours. Replacing a record can move the query twice as far, so it gets twice
-            the noise.
-        noise: Where the noise comes from; a new :class:`~spectral_dp.mechanism.noise.SecureNoise` by default.
+        batch_dims: The number of leading dimensions that number *independent queries*. Each query is clipped and gets
+            noise by itself, and the guarantee is for each. If a record is in several queries, they compose.
+        relation: Which data sets are neighbours. Replacing a record can change the query twice as much, so the noise
+            is twice as large.
+        noise: The source of the noise. By default a new :class:`~spectral_dp.mechanism.noise.SecureNoise`.
 
     Returns:
-        The noisy query, shape and dtype of ``query``.
+        The noisy query, with the shape and dtype of ``query``.
     """
     if not 0 <= batch_dims < query.ndim:
         raise ValueError(f"batch_dims must leave at least one of the {query.ndim} dimensions, got {batch_dims}")
@@ -95,26 +98,28 @@ def perturb_sum(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     noise: NoiseSource | None = None,
 ) -> Tensor:
-    """Releases the sum of one contribution per record: clip each, sum, noise once, divide by a public constant.
+    """Releases the sum of one contribution per record: clip each, sum, add noise once, divide by a public constant.
 
-    Formal guarantee. As :func:`perturb`: the Gaussian mechanism with the given multiplier on the sum over records, for
-    neighbours under ``relation``. The number of records may be private, zero included, because neither the noise nor
-    the divisor depends on it.
+    Formal guarantee. The output is that of a Gaussian mechanism on the sum over records, as in :func:`perturb`:
+
+    * What one record adds to the sum is bounded by ``max_norm``, whatever it contains.
+    * The guarantee holds for neighbours under ``relation``.
+    * The number of records may be secret, and may be zero: neither the noise nor the divisor depends on it.
 
     Args:
-        samples: ``(B, ...)``, one contribution per record; ``B`` may be 0.
+        samples: One contribution per record, ``(B, ...)``. ``B`` can be 0.
         max_norm: ``C``, the bound on the norm of each filtered contribution.
-        noise_multiplier: ``σ``: the noise's deviation in units of the sensitivity.
+        noise_multiplier: ``σ``, the deviation of the noise in units of the sensitivity.
         divisor: A *public* constant to divide by, such as the expected batch size.
         filter_ratio: See :func:`perturb`.
         filter: See :func:`perturb`.
         transform: See :func:`perturb`.
-        dims: The one or two dimensions to transform; not the first, which numbers the records.
+        dims: The one or two dimensions to transform. The first one numbers the records and is not allowed.
         relation: See :func:`perturb`.
         noise: See :func:`perturb`.
 
     Returns:
-        The noisy sum over ``divisor``, shape ``samples.shape[1:]``.
+        The noisy sum divided by ``divisor``, with the shape ``samples.shape[1:]``.
     """
     projection, dims, last = _plan(samples, 1, filter_ratio, filter, transform, dims)
     counted = projection.analyse(samples.movedim(dims, last), counted=True)
@@ -130,10 +135,19 @@ def add_noise(
     noise: NoiseSource,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
 ) -> Tensor:
-    """Line 3: the Gaussian mechanism, the one place where noise is added.
+    """Returns a clipped value plus Gaussian noise (line 3 of Algorithm 1). Noise is added nowhere else.
 
-    Formal guarantee. Adds independent ``N(0, (σ Δ)²)`` to every number in ``clipped.value``, where ``Δ`` is the
-    sensitivity that the clipped value itself declares for ``relation``.
+    Formal guarantee. Independent ``N(0, (σ Δ)²)`` noise is added to every number in ``clipped.value``, where ``Δ`` is
+    the sensitivity that the clipped value itself declares for ``relation``.
+
+    Args:
+        clipped: The value, which declares its sensitivity.
+        noise_multiplier: ``σ``. With 0 the value is returned without noise, and a warning is given.
+        noise: The source of the noise.
+        relation: Which data sets are neighbours.
+
+    Raises:
+        ValueError: If the noise multiplier is negative or not finite, or the sensitivity is infinite.
     """
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be finite and not negative, got {noise_multiplier}")
@@ -156,10 +170,10 @@ def _plan(
     transform: TransformName | Transform,
     dims: int | Sequence[int],
 ) -> tuple[Projection, tuple[int, ...], tuple[int, ...]]:
-    """Checks what the two front doors have in common.
+    """Checks the arguments that :func:`perturb` and :func:`perturb_sum` have in common.
 
     Returns:
-        The projection, the dimensions to transform, and where it takes them: the last ones.
+        The projection, the dimensions to transform, and the last dimensions, to which they must be moved.
     """
     if filter is not None and filter_ratio != 0:
         raise ValueError(f"give filter_ratio={filter_ratio} or filter={filter!r}, not both")

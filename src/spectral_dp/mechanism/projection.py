@@ -1,9 +1,9 @@
-"""The projection of Algorithm 1: a transform and the gains of one step, as one linear map and its way back.
+"""The projection of Algorithm 1: the transform and the gains of one step as one linear map, and the map back.
 
     z  = a * (T g)        line 1, on the coordinates that are kept
-    g~ = T^t (b * s)      lines 4 and 5, zeros elsewhere
+    g~ = T^t (b * s)      lines 4 and 5, with zeros at the other coordinates
 
-:func:`~spectral_dp.mechanism.perturbation.perturb` uses it on queries, and the rules of layers on gradients.
+:func:`~spectral_dp.mechanism.perturbation.perturb` uses it for queries, and the rules of layers for gradients.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from spectral_dp.mechanism.transforms import Transform
 class Projection:
     """Turns signals into filtered coordinates, and coordinates back into signals.
 
-    Two sets of coordinates matter, and in the paper's order (clip, then filter) they differ: those that are *kept* are
-    released, and those that are *counted* enter the norm that is clipped. Every kept coordinate is counted.
+    Coordinates that are *kept* are released. Coordinates that are *counted* are part of the norm that is clipped. Every
+    kept coordinate is counted. In the paper's order (clip, then filter) some counted coordinates are not kept.
 
-    Short signals are multiplied by a matrix of the basis vectors that are needed; it is made once for each dtype and
-    device. Longer signals are transformed, and then filtered.
+    Short signals are multiplied by a matrix of the needed basis vectors, which is made once for each dtype and device.
+    Longer signals are transformed and then filtered.
 
     Attributes:
-        transform: The transform of the last dimensions of a signal, as many as the gains have.
-        gains: The gains of its coordinates.
+        transform: The transform of the last dimensions of a signal, of which there are as many as the gains have.
+        gains: The gains of the coordinates.
     """
 
     def __init__(self, transform: Transform, gains: Gains) -> None:
@@ -38,7 +38,7 @@ class Projection:
         self._matrices: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
 
     def analyse(self, signal: Tensor, *, counted: bool = False) -> Tensor:
-        """Returns the kept (or counted) coordinates ``(..., M)`` of ``(..., *shape)``, times the pre-gains."""
+        """Returns the kept (or counted) coordinates ``(..., M)`` of a signal ``(..., *shape)``, times the pre-gains."""
         gains = self.gains
         if self._is_short(signal):
             return signal.flatten(self._dims[0]) @ self.matrix(signal, counted=counted).T
@@ -50,11 +50,11 @@ class Projection:
 
     @cached_property
     def counted_size(self) -> int:
-        """How many coordinates count in the norm."""
+        """The number of counted coordinates."""
         return int(self.gains.counted.sum())
 
     def kept_of_counted(self, z: Tensor) -> Tensor:
-        """Returns the kept ones of all counted coordinates."""
+        """Returns the kept coordinates among all counted ones."""
         if not self.gains.clips_dropped:
             return z
         return z[..., self.gains.kept.flatten()[self.gains.counted.flatten()].to(z.device)]
@@ -73,7 +73,7 @@ class Projection:
         return self._matrix("counted" if counted else "kept", like)
 
     def _is_short(self, like: Tensor) -> bool:
-        """Whether a matrix of the needed basis vectors beats transform and filter; the transform refuses half."""
+        """Returns whether a matrix of basis vectors is faster. Half precision is excluded: the transform refuses it."""
         return self.gains.pre.numel() <= self.transform.matmul_limit and like.dtype in (torch.float32, torch.float64)
 
     def _matrix(self, which: Literal["kept", "counted", "back"], like: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Helpers under the import paths that Opacus has for them, so that a script changes by the package's name only."""
+"""Helpers under the same import paths as in Opacus, so that only the package name of a script changes."""

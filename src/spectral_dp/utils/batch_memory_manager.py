@@ -1,4 +1,4 @@
-"""Limits the physical batch size for a part of a script, as Opacus' class of the same name does."""
+"""A context manager that limits the physical batch size, like Opacus' class of the same name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spectral_dp.training.sampling import PoissonLoader
 
 
 class BatchMemoryManager:
-    """Sets ``max_physical_batch_size`` of a private loader within a ``with`` block.
+    """Limits the ``max_physical_batch_size`` of a private loader within a ``with`` block.
 
     >>> import torch
     >>> from torch import nn
@@ -35,19 +35,20 @@ class BatchMemoryManager:
     >>> optimizer.steps == len(loader) == 2
     True
 
-    Formal guarantee. What is released does not change:
+    Formal guarantee. The release does not change:
 
-    * The ``with`` statement gives the private loader itself, so that there is one way only to draw batches, and every
-      batch is handed out once.
-    * The pieces of a logical batch are clipped and summed as they come, and noised once; the ledger gets one entry.
-    * A schedule that changes the noise or the clipping between two pieces is refused by the optimizer. How many pieces
-      there are is as secret as the size of the batch.
+    * The ``with`` statement gives the private loader itself, so there is only one way to draw batches, and every batch
+      is drawn once.
+    * The physical batches of a logical batch are clipped and summed one by one, the noise is added once, and the ledger
+      gets one entry.
+    * The optimizer refuses a schedule that changes noise or clipping between two physical batches of a logical one. The
+      number of physical batches is as secret as the size of the logical batch.
 
-    ``len(smaller)`` stays the number of logical batches.
+    ``len(smaller)`` is still the number of logical batches.
 
     Args:
         data_loader: The loader that ``make_private`` returned.
-        max_physical_batch_size: The most records to load at once.
+        max_physical_batch_size: The largest number of records to load at once.
         optimizer: The optimizer that ``make_private`` returned.
     """
 

@@ -1,6 +1,6 @@
-"""Block-circulant layers: Algorithm 3 of the paper, norms and clipped sums without per-sample gradients.
+"""The rule of block-circulant layers (Algorithm 3 of the paper): norms and sums without per-sample gradients.
 
-Letters of ``layers.py``, and
+Letters are those of ``layers.py``, and
 
     B, T   samples, tokens of each      X, D   (q,), (p,) for each frequency f: orthonormal DFT of the blocks of x, dA
     a_f    pre-gain of a frequency      w_f    how many real coordinates it has: 1 for DC and Nyquist, 2 for the others
@@ -9,11 +9,11 @@ Letters of ``layers.py``, and
     ||z_b||²       = d Σ_f w_f a_f² ||Σ_t conj(D_bt(f)) X_bt(f)^t||²       for one token a product of two norms
     Σ_b c_b z_b(f) = √d a_f Σ_bt c_b conj(D_bt(f)) X_bt(f)^t               one matrix product per kept frequency
 
-With many tokens, the samples' gradients in those coordinates are smaller than the tokens that make them, or not much
-larger: then they are formed once, a few samples at a time, and norm and sum are taken of them.
+With many tokens, the per-sample gradients are smaller than their tokens, or not much larger. Then they are formed once,
+a few samples at a time, and norm and sum are computed from them.
 
-Norm and sum each take their own frequencies: in the paper's order (clip, then filter) the norm counts what the sum
-leaves out. What neither takes is not computed.
+Norm and sum may use different frequencies: in the paper's order (clip, then filter), the norm counts frequencies that
+the sum drops. Frequencies that neither uses are not computed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from spectral_dp.mechanism.transforms import TransformName
 
 @register_rule(BlockCirculantLinear, parameters=["weight", "bias"])
 class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
-    """Rule of :class:`~spectral_dp.layers.BlockCirculantLinear`; its ``weight`` coefficients are ``(p, q, M)``."""
+    """The rule of :class:`~spectral_dp.layers.BlockCirculantLinear`. ``weight`` coefficients are ``(p, q, M)``."""
 
     default_transform: ClassVar[TransformName] = "fourier"
 
-    #: The gains that all of the following were made for, once they have been checked.
+    #: The gains for which :meth:`begin_step` prepared the frequencies, after a check; None before.
     _prepared: tuple[Gains | None] | None = None
 
     def __init__(self, module: BlockCirculantLinear, config: LayerConfig) -> None:
@@ -101,11 +101,11 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
         return sums
 
     def forms(self, x: Tensor, dA: Tensor) -> bool:
-        """With many tokens, forming the per-sample gradients is quicker, and they are not much larger than the tokens.
+        """Returns whether there are so many tokens that forming the per-sample gradients is faster and not much larger.
 
-        Prices as measured (two cores, float32), in products of two numbers: to form a gradient takes ``T`` of them and
-        as long as 40 to store each number; the other way takes, for each number that is transformed, 360 and 5 for
-        every token that it meets in the Gram matrices.
+        The prices were measured (two cores, float32), in multiplications. Each number of a formed gradient costs ``T``
+        multiplications and 40 to store it. Without forming, each number that is transformed costs 360, and 5 for every
+        token in the Gram matrices.
         """
         if not self.trains("weight"):
             return False
@@ -126,7 +126,7 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
         return out
 
     def _coordinates(self, x: Tensor, dA: Tensor) -> Tensor:
-        """Counted coordinates ``(B, M, p, q)``, as combinations of ``R`` products of the tokens' transforms."""
+        """Returns the counted coordinates ``(B, M, p, q)``, as combinations of ``R`` products of the transforms."""
         (B, T, _), (p, q, _) = dA.shape, self.module.weight.shape
         A, V, C = bilinear(self._counted, dA.dtype, dA.device)
         combine, R = _onto(self.matrix(dA, counted=True), V), len(A)
@@ -139,11 +139,11 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
         return z.unflatten(2, (p, q))
 
     def _powers(self, x: Tensor, dA: Tensor) -> Tensor:
-        """``||Σ_t conj(D_bt(f)) X_bt(f)^t||²`` of every counted frequency, ``(B, F)``, rounded up.
+        """Returns ``||Σ_t conj(D_bt(f)) X_bt(f)^t||²`` of every counted frequency, ``(B, F)``, rounded up.
 
-        Formal guarantee. Where the tokens of a sample cancel, or its power is in dropped frequencies, norm and sum
-        consist of rounding errors, and not of the same ones. What these can amount to is added to the norm, so that
-        even a sample made for it is clipped enough.
+        Formal guarantee. No sample is clipped too little because of rounding. If the tokens of a sample cancel, or its
+        power is in dropped frequencies, norm and sum consist of different rounding errors. A bound on these errors is
+        added to the norm.
         """
         (B, T, _), band, blocks = dA.shape, self._counted, self._blocks(x, dA)
         (x, x_most), (dA, dA_most) = (_lengths(t, band) for t in blocks)
@@ -163,7 +163,7 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
 
 
 def _lengths(blocks: Tensor, band: FrequencyBand) -> tuple[Tensor, Tensor]:
-    """``||X(f)||``, ``(N, F)``, and how large it can be for all that rounding did to it."""
+    """Returns ``||X(f)||``, ``(N, F)``, and the same plus a bound on its rounding error."""
     if band.d <= SHORT_BLOCK:
         ones, twos = len(band.singles), len(band.pairs)
         coordinates = bilinear(band, blocks.dtype, blocks.device)[0][: ones + 2 * twos]
@@ -177,12 +177,12 @@ def _lengths(blocks: Tensor, band: FrequencyBand) -> tuple[Tensor, Tensor]:
 
 
 def _onto(matrix: Tensor | None, V: Tensor) -> Tensor:
-    """From the ``R`` products of a pair of blocks to the coordinates of its gradient, ``(M, R)``."""
+    """Returns the matrix ``(M, R)`` from the ``R`` products of a pair of blocks to the coordinates of its gradient."""
     return V.T if matrix is None else matrix @ V.T
 
 
 def _short_sum(band: FrequencyBand, x: Tensor, dA: Tensor, c: Tensor, matrix: Tensor | None) -> Tensor:
-    """Coordinates of ``Σ_n c_n g_n``, ``(p, q, M)``: the projection of ``V^t Σ_n c_n (C dA_n) (A x_n)``."""
+    """Returns the coordinates ``(p, q, M)`` of ``Σ_n c_n g_n``: the projection of ``V^t Σ_n c_n (C dA_n) (A x_n)``."""
     A, V, C = bilinear(band, dA.dtype, dA.device)
     x, dA = weigh(on_blocks(A, x), on_blocks(C, dA), c)
     products = torch.bmm(dA.permute(1, 2, 0), x.transpose(0, 1))  # (R, p, q)
@@ -198,7 +198,7 @@ def _long_sum(band: FrequencyBand, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
 
 
 def _spectrum(blocks: Tensor, band: FrequencyBand) -> Tensor:
-    """``(N, n, d) -> (N, n, F)``, complex."""
+    """Returns the complex spectrum of each block at the frequencies of the band, ``(N, n, d) -> (N, n, F)``."""
     if not len(blocks):  # MKL refuses to transform none
         return _spectrum(blocks.new_zeros(1, *blocks.shape[1:]), band)[:0]
     return torch.fft.rfft(blocks, norm="ortho")[..., band.singles + band.pairs]

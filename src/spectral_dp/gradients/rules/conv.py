@@ -1,12 +1,12 @@
-"""Convolutions, kernel support (default): the spectrum of the kernel's gradient.
+"""The rule of convolutions with kernel support (default): filters the spectrum of the kernel's gradient.
 
     x   (B, Ci, H, W)   dA  (B, Co, Ho, Wo)   g_b  (Co, Ci/groups, kh, kw)   z_b  (Co, Ci/groups, M)
 
-The gradient of a kernel is smooth: of the 9 cosine coefficients of a 3 x 3 gradient the lowest 6 carry nearly all the
-energy. Filtering it where it lives, on the kernel's plane, keeps the clipped norm that of the gradient. The paper's
-Algorithm 2 filters the padded input's plane instead; see ``conv_signal.py``.
+The gradient of a kernel is smooth: of the 9 cosine coefficients of a 3 x 3 gradient, the lowest 6 carry nearly all the
+energy. It is filtered on the plane of the kernel, so the norm that is clipped is that of the gradient itself. The
+paper's Algorithm 2 filters on the plane of the padded input instead; see ``conv_signal.py``.
 
-How norms and sums are computed without unfolding the input is in ``conv_norms.py``.
+``conv_norms.py`` computes norms and sums without unfolding the input.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from spectral_dp.gradients.rules.rule import GhostRule
 
 
 class KernelConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
-    """Rule of ``nn.Conv1d`` and ``nn.Conv2d``; ``weight`` coefficients are ``(Co, Ci/groups, M)`` where filtered."""
+    """The rule of ``nn.Conv1d`` and ``nn.Conv2d``. Filtered ``weight`` coefficients are ``(Co, Ci/groups, M)``."""
 
     def coordinate_shape(self) -> tuple[int, ...]:
         return tuple(self.module.kernel_size)
 
     def forms(self, x: Tensor, dA: Tensor) -> bool:
-        """Which of the two exact ways to the norm is cheaper for these sizes."""
+        """Returns whether forming the gradients is cheaper for these sizes than Gram matrices. Both are exact."""
         if not len(dA) or not self.trains("weight"):
             return False
         check_batched(self.module, x)
@@ -76,7 +76,7 @@ class KernelConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
         return dA.to(self.dtype).flatten(2).sum(2)
 
     def _planes(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, ConvGeometry]:
-        """Input, output gradient and geometry as those of a zero-padded 2-D convolution, in the weight's dtype."""
+        """Returns input, output gradient and geometry of the same layer as a zero-padded 2-D convolution."""
         x, dA = x.to(self.dtype), dA.to(self.dtype)
         x, padding = explicitly_padded(self.module, x)
         if isinstance(self.module, nn.Conv1d):
@@ -96,11 +96,11 @@ class KernelConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
 
 @register_rule(nn.Conv1d, nn.Conv2d, parameters=["weight", "bias"])
 def conv_rule(module: nn.Conv1d | nn.Conv2d, config: LayerConfig) -> KernelConvRule | SignalConvRule:
-    """The rule of a convolution with the support that is asked for."""
+    """Returns the rule of a convolution, with the support that its configuration names."""
     return (SignalConvRule if config.support == "signal" else KernelConvRule)(module, config)
 
 
 def _pair(value: Sequence[int], fill: int) -> tuple[int, int]:
-    """Height and width of a 2-D setting; a 1-D convolution has height one."""
+    """Returns the height and width of a setting. For a 1-D convolution the height is ``fill``."""
     height, width = (fill, *value)[-2:]
     return height, width

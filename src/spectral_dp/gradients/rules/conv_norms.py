@@ -8,12 +8,12 @@ Shapes
     z_b         (Co, Ci/groups, M)  projected weight gradient of sample b
     T = Ho*Wo output positions,  K = kh*kw taps,  g = groups,  Cig = Ci/g,  Cog = Co/g
 
-Two exact strategies; `prefers_gram` picks the cheaper.
-    materialise   `sample_gradients` forms every z_b, of which norms and sums are taken. Holds B * M * Co * Cig numbers.
-    Gram          `gram_squared_norms` needs only two T x T matrices per sample; `weighted_gradient` is then the native
-                  weight gradient of the weighted batch, projected once. Holds nothing of size B * parameters.
+There are two exact strategies. `prefers_gram` chooses the cheaper one.
+    materialise   `sample_gradients` forms every z_b for norms and sums. It keeps B * M * Co * Cig numbers in memory.
+    Gram          `gram_squared_norms` needs only two T x T matrices per sample. `weighted_gradient` is then the native
+                  weight gradient of the weighted batch, projected once. Nothing of size B * parameters is kept.
 
-Padding is zero padding; for any other kind pad x first and pass padding (0, 0). A Conv1d is a Conv2d of height 1.
+Padding means zero padding. For other kinds, pad x first and pass padding (0, 0). A Conv1d is a Conv2d of height 1.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class ConvGeometry(NamedTuple):
 
 
 def sample_gradients(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
-    """All z_b, as (B, g, M, Cig, Cog).
+    """Returns all z_b, as (B, g, M, Cig, Cog).
 
     The kw horizontal shifts of the padded input are copied side by side once. Each kernel row is then a slice of
-    that copy (a view when the vertical stride is 1) and one batched product (kw*Cig x T)(T x Cog) gives its kw taps.
+    that copy (a view if the vertical stride is 1), and one batched product (kw*Cig x T)(T x Cog) gives its kw taps.
     """
     (kh, kw), (sh, sw), _, (dh, dw), groups = geometry
     batch, c_out, h_out, w_out = dA.shape
@@ -82,7 +82,7 @@ def sample_gradients(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tens
 
 
 def gram_squared_norms(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
-    """Squared norms (B,): ||z_b||^2 = <A_b, Q_b> with the T x T Gram matrices A of the taps and Q of dA."""
+    """Returns squared norms (B,): ||z_b||^2 = <A_b, Q_b> with the T x T Gram matrices A of the taps and Q of dA."""
     groups = geometry.groups
     if matrix is not None and _preserves_norms(matrix):
         matrix = None
@@ -106,10 +106,11 @@ def gram_squared_norms(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Te
 
 
 def _with_leakage(squared: Tensor, x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor) -> Tensor:
-    """Adds what rounding lets through the filter: ulps of the whole gradient, of which the norm sees only what is kept.
+    """Adds to the squared norms a bound on the rounding errors that pass the filter.
 
-    A sample with all its power in dropped coordinates would otherwise have a norm, and a sum clipped by it, of nothing
-    but rounding errors. The gradient is at most sqrt(K) |x| |dA| long, and pre-gains lengthen its errors.
+    These errors are ulps of the whole gradient, but the norm contains only its kept coordinates. If all power of a
+    sample is in dropped coordinates, both its norm and its sum consist of rounding errors. The gradient is at most
+    sqrt(K) |x| |dA| long, and pre-gains amplify its errors.
     """
     taps = geometry.kernel[0] * geometry.kernel[1]
     x_length, dA_length = (t.flatten(1).norm(dim=1) + underflow(t[0].numel(), t.dtype) for t in (x, dA))
@@ -119,7 +120,7 @@ def _with_leakage(squared: Tensor, x: Tensor, dA: Tensor, geometry: ConvGeometry
 
 
 def weighted_gradient(x: Tensor, dA: Tensor, c: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
-    """sum_b c_b z_b (Co, Cig, M): the native weight gradient with the smaller operand weighted, then projected."""
+    """Returns sum_b c_b z_b (Co, Cig, M): the native weight gradient with one operand weighted, then projected."""
     kernel, stride, padding, dilation, groups = geometry
     x, dA = weigh(x, dA, c)
     shape_only = x.new_empty(1).expand(dA.shape[1], x.shape[1] // groups, *kernel)
@@ -130,7 +131,7 @@ def weighted_gradient(x: Tensor, dA: Tensor, c: Tensor, geometry: ConvGeometry, 
 
 
 def _shifted_grams(x: Tensor, dA: Tensor, geometry: ConvGeometry) -> tuple[Tensor, Tensor]:
-    """A and Q for stride 1 and no filter, on output rows widened to the padded width (the surplus of Q is zero).
+    """Returns A and Q for stride 1 without a filter, on output rows widened to the padded width (with zeros in Q).
 
     On that grid tap (u, v) is the flat offset u*dh*Wp + v*dw, so A is the Gram matrix of the padded input summed
     over diagonal shifts: along the kernel's width, then along its height.
@@ -149,7 +150,7 @@ def _shifted_grams(x: Tensor, dA: Tensor, geometry: ConvGeometry) -> tuple[Tenso
 
 
 def _sum_diagonal_shifts(gram: Tensor, count: int, step: int) -> Tensor:
-    """sum_k gram[t + k*step, t' + k*step], k < count, on the positions where all shifts exist."""
+    """Returns sum_k gram[t + k*step, t' + k*step], k < count, on the positions where all shifts exist."""
     if count == 1:
         return gram
     size = gram.shape[-1] - (count - 1) * step
@@ -161,7 +162,7 @@ def _sum_diagonal_shifts(gram: Tensor, count: int, step: int) -> Tensor:
 
 
 def _filtered_grams(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A and Q for any stride and filter; A accumulates over the M filtered inputs."""
+    """Returns A and Q for any stride and filter. A is a sum over the M filtered inputs."""
     groups = geometry.groups
     outer = dA.reshape(len(dA) * groups, dA.shape[1] // groups, -1)
     gram = x.new_zeros(len(outer), outer.shape[2], outer.shape[2])
@@ -174,7 +175,7 @@ def _filtered_grams(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tenso
 
 
 def _filtered_inputs(x: Tensor, size: torch.Size, geometry: ConvGeometry, matrix: Tensor | None) -> Iterator[Tensor]:
-    """What each row of the matrix sees: x correlated with it, (n, Ci, Ho, Wo); without one, the shifted inputs."""
+    """Yields x correlated with each row of the matrix, (n, Ci, Ho, Wo), or without a matrix the shifted inputs."""
     (kh, kw), (sh, sw), padding, (dh, dw), _ = geometry
     if matrix is None:
         padded = _pad(x, geometry)
@@ -190,7 +191,7 @@ def _filtered_inputs(x: Tensor, size: torch.Size, geometry: ConvGeometry, matrix
 
 
 def _preserves_norms(matrix: Tensor) -> bool:
-    """Whether P^T P = I up to rounding: a full orthonormal basis, which no norm can tell from the identity."""
+    """Returns whether P^T P = I up to rounding. Then P does not change any norm, and can be left out."""
     if matrix.shape[0] < matrix.shape[1]:
         return False
     gram = matrix.T @ matrix
@@ -222,12 +223,12 @@ def prefers_gram(
     geometry: ConvGeometry,
     kept: int | None = None,
 ) -> bool:
-    """Whether norm plus clipped sum of a (Ci, H, W) -> (Co, Ho, Wo) layer is cheaper by Gram matrices.
+    """Returns whether norm and clipped sum of a (Ci, H, W) -> (Co, Ho, Wo) layer are cheaper by Gram matrices.
 
-    `kept` is M, None without a filter. Each strategy passes once over the K*Cig*Co*T multiply-adds of the weight
-    gradient (materialise for the norm, Gram for the clipped sum), so these cancel. What is left, per sample:
-    materialise handles K*Cig*Co and caches M*Cig*Co numbers; Gram forms and combines its position matrices, N x N
-    over the padded input when shifting is possible, else T x T accumulated over M filtered inputs.
+    `kept` is M, or None without a filter. Each strategy computes the K*Cig*Co*T multiply-adds of the weight gradient
+    once (materialise for the norm, Gram for the clipped sum), so they cancel. What remains, per sample: materialise
+    handles K*Cig*Co numbers and keeps M*Cig*Co; Gram computes and combines its matrices of positions, N x N over the
+    padded input if shifts are possible, or else T x T, summed over M filtered inputs.
     """
     (kh, kw), stride, (ph, pw), _, groups = geometry
     (c_in, height, width), (c_out, h_out, w_out) = input_shape, output_shape
@@ -248,7 +249,7 @@ def prefers_gram(
 
 
 def explicitly_padded(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Pads the input as the layer does, unless it is plain symmetric zero padding, which is returned instead."""
+    """Returns the input and its zero padding. Padding of other kinds is applied to the input, and is then zero."""
     check_batched(module, x)
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):
         return x, tuple(module.padding)
@@ -257,12 +258,12 @@ def explicitly_padded(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor,
 
 
 def padded_size(module: nn.Conv1d | nn.Conv2d, size: Sequence[int]) -> tuple[int, ...]:
-    """Size of the input's plane after all the padding that the layer does."""
+    """Returns the size of the input's plane after all padding of the layer."""
     before_after = module._reversed_padding_repeated_twice[::-1]
     return tuple(n + before_after[2 * i] + before_after[2 * i + 1] for i, n in enumerate(size))
 
 
 def check_batched(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> None:
-    """Raises ``ValueError`` if the input has no dimension for the samples, which torch allows."""
+    """Raises ``ValueError`` if the input has no dimension for samples, although torch allows that."""
     if x.ndim != len(module.kernel_size) + 2:
         raise ValueError(f"{type(module).__name__} was called with one unbatched sample {tuple(x.shape)}: add x[None]")

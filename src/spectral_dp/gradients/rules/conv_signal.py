@@ -1,17 +1,17 @@
-"""Convolutions, signal support: Algorithm 2 of the paper (Spectral-DP in a 2-D convolutional layer).
+"""The rule of convolutions with signal support: Algorithm 2 of the paper (Spectral-DP in a 2-D convolutional layer).
 
     x   (B, Ci, *N)   padded input, N its size   dA  (B, Co, ...)   spread by the stride, padded with zeros to N
     A, X              their orthonormal DFTs     z_b (Co, Ci/groups, M) real coordinates of G_b
 
-Correlating ``dA`` with ``x`` circularly gives the gradient at *all* lags,
-``G_b(f) = sqrt|N| conj(A_b(f)) X_b(f)``: rank one per frequency, so with ``w_f`` counting a frequency and its mirror
-image
+The circular correlation of ``dA`` with ``x`` is the gradient at *all* lags,
+``G_b(f) = sqrt|N| conj(A_b(f)) X_b(f)``. It has rank one at each frequency, so with ``w_f`` the number of frequencies
+that ``f`` stands for (itself and its mirror image)
 
     ||z_b||² = |N| sum_f w_f a_f² (sum_i |A_i(f)|²) (sum_j |X_j(f)|²)
 
-and the clipped sum is one complex matrix product per *kept* frequency. The kernel's gradient is the inverse
-transform, cropped to the kernel's lags. The norm that is clipped is that of all lags, larger than the kernel
-gradient's: the paper's layout, kept for comparison; kernel support (``conv.py``) clips less.
+and the clipped sum is one complex matrix product for each *kept* frequency. The gradient of the kernel is the inverse
+transform, cropped to the lags of the kernel. The norm that is clipped is that of all lags, which is larger than that of
+the kernel's gradient. This is the paper's layout, for comparison. Kernel support (``conv.py``) clips less.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from spectral_dp.mechanism.transforms import Fourier
 
 
 class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
-    """Rule of ``nn.Conv1d`` and ``nn.Conv2d`` with the paper's support; Fourier only.
+    """The rule of ``nn.Conv1d`` and ``nn.Conv2d`` with the paper's support, for the Fourier transform only.
 
-    The size of the spectrum is that of the padded input: taken from the ``input_layout`` ``(C, H, W)`` of its
-    :class:`LayerConfig`, or from the first input seen, and fixed from then on.
+    The size of the spectrum is that of the padded input. It is taken from the ``input_layout`` ``(C, H, W)`` of the
+    :class:`LayerConfig`, or else from the first input, and does not change later.
     """
 
     default_transform = "fourier"
@@ -117,7 +117,7 @@ class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
         return lags
 
     def _planes(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
-        """Padded input times ``sqrt|N|``, and ``dA`` spread by the stride: ``(B, groups, Cig or Cog, *N)``."""
+        """Returns the padded input times ``sqrt|N|``, and ``dA`` spread by the stride: ``(B, groups, C, *N)``."""
         module, dtype = self.module, self.dtype
         x, padding = explicitly_padded(module, x.to(dtype))
         x = F.pad(x, [p for n in reversed(padding) for p in (n, n)])
@@ -130,15 +130,15 @@ class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
         return x.unflatten(1, (module.groups, -1)), spread.unflatten(1, (module.groups, -1))
 
     def _spectra(self, planes: tuple[Tensor, Tensor], *, counted: bool) -> tuple[Tensor, Tensor]:
-        """``X (F, B, groups, Cig)`` and ``A (F, B, groups, Cog)``."""
+        """Returns ``X (F, B, groups, Cig)`` and ``A (F, B, groups, Cog)``."""
         at = self._counted if counted else self._kept
         X, A = (at.pick(plane) for plane in planes)
         return X, A
 
     def _lengths(self, spectrum: Tensor, plane: Tensor) -> Tensor:
-        """``||X(f)||`` over channels, ``(F, B, groups)``, and what rounding can have hidden of it.
+        """Returns ``||X(f)||`` over channels, ``(F, B, groups)``, plus a bound on its rounding error.
 
-        Where a sample has all its power in dropped frequencies, the kept ones are rounding errors of the transform.
+        If all power of a sample is in dropped frequencies, the kept ones are rounding errors of the transform.
         """
         error = transform_error(math.prod(self.coordinate_shape()), plane.dtype)
         return squares(spectrum).sum(-1).sqrt() + error * torch.linalg.vector_norm(plane.flatten(2), dim=2)
@@ -158,7 +158,7 @@ class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
 
 
 class _Frequencies:
-    """Some real Fourier coordinates as frequencies of the half spectrum that ``torch.fft.rfftn`` gives.
+    """Maps chosen real Fourier coordinates to frequencies of the half spectrum of ``torch.fft.rfftn``.
 
     Attributes:
         weight: ``w_f a_f²`` of each frequency, ``(F,)``.
@@ -184,7 +184,7 @@ class _Frequencies:
         self._factor = multiplicity.sqrt()[which] * gain
 
     def pick(self, signal: Tensor) -> Tensor:
-        """The chosen coefficients of the signal's spectrum, ``(B, groups, C, *N) -> (F, B, groups, C)``."""
+        """Returns the chosen coefficients of a signal's spectrum, ``(B, groups, C, *N) -> (F, B, groups, C)``."""
         dims = tuple(range(3, signal.ndim))
         spectrum = torch.fft.rfftn(signal, dim=dims, norm="ortho")
         index = self._unique[:, -1]
@@ -193,7 +193,7 @@ class _Frequencies:
         return spectrum.flatten(3).movedim(3, 0)[index.to(signal.device)]
 
     def real_coordinates(self, G: Tensor) -> Tensor:
-        """Real coordinates ``(..., M)``, times the pre-gains, of complex coefficients ``(..., F)``."""
+        """Returns the real coordinates ``(..., M)`` of complex coefficients ``(..., F)``, times the pre-gains."""
         which, is_imaginary = self._which.to(G.device), self._is_imaginary.to(G.device)
         parts = G[..., which]
         return torch.where(is_imaginary, parts.imag, parts.real) * self._factor.to(G.real)

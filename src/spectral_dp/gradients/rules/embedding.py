@@ -1,9 +1,9 @@
-"""Embeddings: the gradient of a sample is zero but in the rows of the tokens it holds.
+"""The rule of embeddings. The gradient of a sample is zero except in the rows of its tokens.
 
     x  (B, ...) token numbers   dA  (B, ..., E)   g_b  (V, E), row v = sum of dA over the positions where x_b = v
 
-A token that a sample holds several times has its gradients added before the norm is taken. Nothing of the size of the
-table is made per sample.
+If a sample contains a token several times, the gradients are added before the norm is computed. Norms and sums do not
+need a table for each sample.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spectral_dp.gradients.sums import as_tokens, scale
 
 @register_rule(nn.Embedding, parameters=["weight"])
 class EmbeddingRule(GhostRule[nn.Embedding]):
-    """Rule of ``nn.Embedding``; its ``weight`` coefficients are the table's gradient ``(V, E)``, unfiltered."""
+    """The rule of ``nn.Embedding``. Its ``weight`` coefficients are the table's gradient ``(V, E)``, not filtered."""
 
     def __init__(self, module: nn.Embedding, config: LayerConfig) -> None:
         if module.scale_grad_by_freq:

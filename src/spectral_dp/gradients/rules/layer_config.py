@@ -1,4 +1,4 @@
-"""What is released of one layer: the filter, its transform, and the axes that they act on."""
+"""The configuration of what is released of one layer: the filter, its transform, and their axes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class LayerConfig:
     """What is released of one layer.
 
     Attributes:
-        filter: Gains of the coordinates.
-        transform: Name of the transform; the layer kind's own default where None.
-        support: For convolutions, whether the spectrum is that of the kernel (default) or, as in the paper's
-            Algorithm 2, that of the padded input.
-        input_layout: For dense layers fed by an image or a sequence: the shape ``(C, H, W)`` or ``(L,)`` that was
-            flattened into their input. Their gradient is then filtered over the spectrum of that input.
+        filter: The filter, which gives the gains of the coordinates.
+        transform: The name of the transform. None means the default of the kind of layer.
+        support: For convolutions: ``"kernel"`` filters the spectrum of the kernel, and ``"signal"`` that of the padded
+            input, as in the paper's Algorithm 2.
+        input_layout: For dense layers after an image or a sequence: the shape ``(C, H, W)``, ``(C, L)`` or ``(L,)`` of
+            their input before it was flattened. The gradient is then filtered over the spectrum of that input. For
+            convolutions with signal support: the shape of the input.
     """
 
     filter: Filter = field(default_factory=IdentityFilter)

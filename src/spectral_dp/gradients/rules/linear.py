@@ -1,11 +1,11 @@
-"""Dense layers: rank-one gradients, ``g_b = dA_b (x) x_b``, summed over tokens where there are any.
+"""The rule of dense layers, whose gradients have rank one: ``g_b = dA_b (x) x_b``, summed over tokens if there are any.
 
     x   (B, ..., n)   dA  (B, ..., m)   g_b  (m, n)
-    ||g_b||² = ||dA_b||² ||x_b||² without tokens (the "ghost norm"); with them see ``token_norms``.
+    ||g_b||² = ||dA_b||² ||x_b||² without tokens (the "ghost norm"); with tokens see ``token_norms``.
 
-With a declared input layout ``(C, H, W)``, the input was an image: transform *it* over ``(H, W)``, keep the lowest
-coordinates, and ``z_b = dA_b (x) (T x_b)_kept``. Exact because the transform acts on the input axis only, and cheaper
-than the dense gradient because the kept input is narrower.
+With an input layout ``(C, H, W)``, the input is a flattened image. The *input* is transformed over ``(H, W)`` and only
+its lowest coordinates are kept: ``z_b = dA_b (x) (T x_b)_kept``. This is exact, because the transform acts on the input
+axis only, and cheaper than the dense gradient, because the kept input is narrower.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spectral_dp.gradients.sums import as_tokens, merge_tokens, over_tokens, wei
 
 @register_rule(nn.Linear, parameters=["weight", "bias"])
 class LinearRule(GhostRule[nn.Linear]):
-    """Rule of ``nn.Linear``; its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
+    """The rule of ``nn.Linear``. Its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
 
     def __init__(self, module: nn.Linear, config: LayerConfig) -> None:
         layout = config.input_layout
@@ -80,13 +80,13 @@ class LinearRule(GhostRule[nn.Linear]):
         return as_tokens(x.to(dtype)), as_tokens(dA.to(dtype))
 
     def _inputs(self, x: Tensor, *, counted: bool = False) -> Tensor:
-        """The input as the gradient sees it: ``(B, T, n)``, or its filtered spectrum ``(B, T, C * M)``."""
+        """Returns the input as the gradient uses it: ``(B, T, n)``, or its filtered spectrum ``(B, T, C * M)``."""
         if self.projection is None or self._layout is None:
             return x
         return self.projection.analyse(x.unflatten(-1, self._layout), counted=counted).flatten(-2)
 
     def _input_errors(self, x: Tensor) -> Tensor | None:
-        """How far the filtered inputs behind norm and sum can be apart, ``(B, T)``: where most is dropped, a lot."""
+        """Returns bounds ``(B, T)`` on how far the filtered inputs of norm and sum differ; None without a filter."""
         if self.gains is None or self._layout is None:
             return None
         largest = max(float(self.gains.pre.max()), 1.0)

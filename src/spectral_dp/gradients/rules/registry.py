@@ -1,4 +1,4 @@
-"""Which rule belongs to which kind of layer."""
+"""The registry of rules: which rule belongs to which kind of layer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ RuleType = TypeVar("RuleType", bound=Callable[[Any, LayerConfig], Rule[Any]])
 def register_rule(
     *module_types: type[nn.Module], parameters: Iterable[str] | None = None
 ) -> Callable[[RuleType], RuleType]:
-    """Registers a rule (or a function that returns one) for these kinds of layer; the latest registration wins.
+    """Returns a decorator that registers a rule, or a function that returns one, for these kinds of layer.
 
-    A subclass of a registered layer uses its rule too, unless it overrides something that ``forward`` uses.
+    A later registration for the same kind replaces an earlier one. A subclass of a registered layer uses its rule too,
+    unless it overrides something that ``forward`` uses.
 
     Args:
-        module_types: The kinds of layer.
-        parameters: Names of all parameters that the rule gives gradients of. A layer that has others, such as those
-            that its weight is computed from (weight_norm, spectral_norm, prune), does not use the rule. None where the
-            rule covers whatever its layer has.
+        module_types: The classes of the layers.
+        parameters: The names of all parameters that the rule gives gradients of. A layer with other parameters, such
+            as those from which its weight is computed (weight_norm, spectral_norm, prune), does not use the rule. None
+            means that the rule covers all parameters that a layer has.
     """
     names = None if parameters is None else frozenset(parameters)
 
@@ -41,13 +42,13 @@ def register_rule(
 
 
 def find_rule(module: nn.Module) -> Callable[[Any, LayerConfig], Rule[Any]] | None:
-    """Returns the registered rule of a layer; None if there is none, or the layer is not what the rule is for."""
+    """Returns the rule of a layer, or None if there is none or the layer differs from what the rule is for."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     return None if kind is None or differences(module) else _RULES[kind]
 
 
 def differences(module: nn.Module) -> list[str]:
-    """Returns in what a layer differs from the kind that has a rule: names it overrides, parameters it adds."""
+    """Returns how a layer differs from the kind that has a rule: names that it overrides, parameters that it adds."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     if kind is None:
         return []

@@ -1,4 +1,4 @@
-"""What a rule is: it knows the per-sample gradients of one kind of layer.
+"""The base classes of rules. A rule computes the per-sample gradients of one kind of layer.
 
 Letters, here and in every rule:
 
@@ -6,12 +6,12 @@ Letters, here and in every rule:
     M   kept coordinates   dA  (B, ...) gradient of the loss with respect to the layer's output
     c   (B,) weight of each sample, the clipping factors
 
-The per-sample gradient ``g_b`` of a layer is never released. What is released is ``sum_b c_b z_b`` with
-``z_b = a * (T g_b)`` (``mechanism/projection.py``); the ``c_b`` are made from the squared norms ``||z_b||²``. Weight
-and bias of a layer are one block: their squared norms add.
+The per-sample gradient ``g_b`` of a layer is never released. What is released, with noise, is ``sum_b c_b z_b`` with
+``z_b = a * (T g_b)`` (``mechanism/projection.py``). The ``c_b`` are computed from squared norms ``||z_b||²``. Weight
+and bias of a layer are one block: their squared norms are added.
 
-Every rule can form the ``z_b``. One that finds norm and sum without them is a :class:`GhostRule`. Which of the two
-happens to a layer that is used is decided in ``uses.py``. A rule is registered with ``register_rule``.
+Every rule can form the ``z_b``. A :class:`GhostRule` can also compute norm and sum without them. ``uses.py`` decides
+which of the two is done. A rule is registered with ``register_rule``.
 """
 
 from __future__ import annotations
@@ -34,24 +34,30 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Rule(ABC, Generic[Module]):
-    """Forms one layer's per-sample gradients, in filtered spectral coordinates; a subclass has one method, ``form``.
+    """Forms the per-sample gradients of one layer in filtered spectral coordinates. A subclass defines :meth:`form`.
 
-    Formal guarantee. Norm and sum are of the same numbers, whatever :meth:`form` computes, and a sample that is left
-    out is removed from those numbers, not from what they are made of. So neither rounding, underflow nor a function
-    that is not finite at zero can make a sample count for more than its bound.
+    Formal guarantee. No sample adds more to the clipped sum than its bound, whatever :meth:`form` computes:
 
-    ``B`` times the layer's parameters are held from its backward pass until the clipped sum, in place of ``x`` and
-    ``dA``.
+    * Norm and sum are computed from the same numbers, so rounding and underflow do not matter.
+    * A sample that is left out is removed from these numbers, and not from the inputs of :meth:`form`, so a function
+      that is not finite at zero does not matter either.
+
+    From the backward pass of the layer until the clipped sum, ``B`` times the number of parameters are kept in memory,
+    in place of ``x`` and ``dA``.
+
+    Args:
+        module: The layer.
+        config: What is released of the layer.
 
     Attributes:
         module: The layer.
-        config: What is released of it.
+        config: What is released of the layer.
         transform: The transform of its coordinates.
-        projection: The transform with the filter's gains of the current step, or None where nothing is filtered: then
-            no transform is made either, since without a filter an orthonormal transform changes nothing.
+        projection: The transform with the gains of the current step, or None if nothing is filtered. Then nothing is
+            transformed either, because without a filter an orthonormal transform changes nothing.
     """
 
-    #: Transform used where the layer's :class:`LayerConfig` names none.
+    #: The transform that is used if the :class:`LayerConfig` names none.
     default_transform: ClassVar[TransformName] = "dct"
 
     def __init__(self, module: Module, config: LayerConfig) -> None:
@@ -63,14 +69,18 @@ class Rule(ABC, Generic[Module]):
 
     @abstractmethod
     def form(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
-        """Returns the gradients of each trained parameter, ``(B, ...)``, stored in any order.
+        """Returns the per-sample gradients ``(B, ...)`` of each trained parameter, by name, in any memory order.
 
-        Of a filtered weight these are the coordinates that count in the clipped norm, last: ``(B, ..., M)``. In the
-        paper's order (clip, then filter) some of them are dropped afterwards.
+        For a filtered weight these are the coordinates that count in the clipped norm, in the last dimension:
+        ``(B, ..., M)``. In the paper's order (clip, then filter) some of them are dropped afterwards.
+
+        Args:
+            x: What :meth:`input_of` returned, usually the input of the layer.
+            dA: The gradient of the loss with respect to the output of the layer.
         """
 
     def begin_step(self, step: int) -> None:
-        """Fixes the gains of a step, before it reads any data."""
+        """Fixes the gains of a step before the step reads any data."""
         filter, shape = self.config.filter, self.coordinate_shape()
         if isinstance(filter, IdentityFilter):
             return
@@ -87,19 +97,19 @@ class Rule(ABC, Generic[Module]):
 
     @property
     def gains(self) -> Gains | None:
-        """The filter's gains of the current step; None where nothing is filtered."""
+        """The gains of the current step, or None if nothing is filtered."""
         return None if self.projection is None else self.projection.gains
 
     def matrix(self, like: Tensor, *, counted: bool = False) -> Tensor | None:
-        """Returns :meth:`Projection.matrix`, ``(M, N)``; None where nothing is filtered."""
+        """Returns :meth:`Projection.matrix`, ``(M, N)``, or None if nothing is filtered."""
         return None if self.projection is None else self.projection.matrix(like, counted=counted)
 
     def input_of(self, call: Call) -> Any:
-        """Returns what the rule needs to know of a call, its ``x``: the first argument."""
+        """Returns the ``x`` of a call of the layer: by default, its first argument."""
         return call.args[0] if call.args else next(iter(call.kwargs.values()))
 
     def coordinate_shape(self) -> tuple[int, ...] | None:
-        """Returns the shape over which the weight is transformed and filtered; None if it is not."""
+        """Returns the shape over which the weight is transformed and filtered, or None if it has no such shape."""
         return None
 
     def leading_shape(self) -> tuple[int, ...]:
@@ -108,13 +118,13 @@ class Rule(ABC, Generic[Module]):
         return tuple(self.parameter("weight").shape[: -len(shape)]) if shape else ()
 
     def coefficient_shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a parameter's coefficients in a clipped sum, known without any data."""
+        """Returns the shape of a parameter's coefficients in a clipped sum. It does not depend on the data."""
         if name == "weight" and self.gains is not None:
             return (*self.leading_shape(), self.gains.count)
         return tuple(self.parameter(name).shape)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Returns the parameters that the rule covers: the module's own, each once."""
+        """Returns the parameters of the module itself by name, each once. The rule covers these."""
         first_names: dict[nn.Parameter, str] = {}
         for name, parameter in self.module._parameters.items():
             if parameter is not None:
@@ -122,11 +132,11 @@ class Rule(ABC, Generic[Module]):
         return {name: parameter for parameter, name in first_names.items()}
 
     def parameter(self, name: str) -> nn.Parameter:
-        """Returns one of them."""
+        """Returns the parameter with this name."""
         return self.parameters()[name]
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Returns those of them that are being trained."""
+        """Returns the parameters that are being trained, by name."""
         return {name: parameter for name, parameter in self.parameters().items() if parameter.requires_grad}
 
     def trains(self, name: str) -> bool:
@@ -136,46 +146,49 @@ class Rule(ABC, Generic[Module]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What to compute in, whatever autocast or a half-precision model made of inputs and gradients."""
+        """The dtype of all computations: at least float32, also under autocast and for half-precision models."""
         return torch.promote_types(next(iter(self.parameters().values())).dtype, torch.float32)
 
     def released(self, name: str, total: Tensor) -> Tensor:
-        """Returns what is released of a sum of what :meth:`form` returned, in :meth:`coefficient_shape`."""
+        """Returns the released coordinates, in :meth:`coefficient_shape`, of a sum of what :meth:`form` returned."""
         if name == "weight" and self.projection is not None:
             total = self.projection.kept_of_counted(total)
         return total.reshape(self.coefficient_shape(name))
 
     def gradient(self, name: str, coefficients: Tensor) -> Tensor:
-        """Turns coefficients of a parameter, noisy or not, into a gradient: post-gain, inverse transform."""
+        """Returns the gradient for coefficients of a parameter, by post-gain and inverse transform."""
         if name == "weight" and self.projection is not None:
             coefficients = self.projection.synthesise(coefficients)
         return coefficients.reshape(self.parameter(name).shape)
 
 
 class GhostRule(Rule[Module]):
-    """Finds norms and clipped sums of one layer without forming its per-sample gradients.
+    """Computes norms and clipped sums of one layer without forming its per-sample gradients.
 
-    Formal guarantee. What one sample adds to :meth:`clipped_sum`, divided by its weight, is no longer than its norm in
-    :meth:`squared_norms`, up to the clip's rounding guard. The two are computed in different ways and their rounding
-    errors differ, so it is the subclass that keeps this promise: by norms that are rounded up (``norms.py``).
+    Formal guarantee, which each subclass must keep:
 
-    Both agree with a loop over samples to rounding; neither approximates. Samples that are left out, because their
-    gradients are not finite, do not reach :meth:`clipped_sum` at all. Gradients are still formed where a parameter is
-    used more than once, since its gradients must be added before the norm is taken, and where :meth:`forms` says so.
+    * What a sample adds to :meth:`clipped_sum`, divided by its weight, is not longer than its norm in
+      :meth:`squared_norms`, up to the clip's rounding guard. The two are computed in different ways and their rounding
+      errors differ, so norms must be rounded up (``norms.py``).
+    * Both equal those of a loop over samples, up to rounding. They are not approximations.
+
+    Samples whose gradients are not finite are left out and are not passed to :meth:`clipped_sum`. Gradients are still
+    formed if :meth:`forms` says so, and if a parameter is used more than once, because its gradients must be added
+    before the norm is computed.
     """
 
     def forms(self, x: Any, dA: Tensor) -> bool:
-        """Returns whether to form the gradients of a use all the same, because that is cheaper for these shapes."""
+        """Returns whether to form the per-sample gradients of a use, because that is cheaper for these shapes."""
         return False
 
     @abstractmethod
     def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
-        """Returns ``||z_b||²`` over all trained parameters of the layer, ``(B,)``."""
+        """Returns ``||z_b||²``, ``(B,)``, over all trained parameters of the layer."""
 
     @abstractmethod
     def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        """Returns ``sum_b c_b z_b`` of each trained parameter, kept coordinates last: ``(..., M)``."""
+        """Returns ``sum_b c_b z_b`` of each trained parameter by name, with the kept coordinates last: ``(..., M)``."""
 
     def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor] | None:
-        """Returns one use ``(x, dA)`` with the gradient of several, if the layer kind can express it; else None."""
+        """Returns one use ``(x, dA)`` whose gradient is the sum over several uses, or None if there is none."""
         return None

@@ -61,7 +61,7 @@ from spectral_dp.training.rehearsal.trace import Meeting, Visit, first_differenc
 from spectral_dp.training.rehearsal.twins import content, same_but_for_padding
 
 #: Two ways to the same sum disagree if their relative difference is larger than this: in batches of the same shape,
-#: where rounding is the same; and in batches of different shapes, where it may differ (at least UNITS machine epsilons).
+#: where rounding is the same; and in batches of different shapes, where it may differ (at least UNITS ulps).
 SAME_SHAPE, OTHER_SHAPE, UNITS = 1e-5, 2e-3, 8
 
 _LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
