@@ -36,8 +36,8 @@ def token_norms(x: Tensor, dA: Tensor, x_errors: Tensor | None = None) -> Tensor
     """
     tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
     if x.is_complex():
-        n, m = 2 * n, 2 * m  # squares, of real and imaginary parts
-    # Not by vector_norm, which adds up one after the other: long rows would lose more than the rounding guard.
+        n, m = 2 * n, 2 * m  # real and imaginary parts are squared
+    # vector_norm adds its terms one after the other: on long rows it loses more than the rounding guard.
     x_lengths, dA_lengths = squares(x).sum(2).sqrt(), squares(dA).sum(2).sqrt()
     if tokens == 1:
         most = outer_norms(x_lengths if x_errors is None else x_lengths + x_errors, dA_lengths, n, m)
@@ -87,7 +87,7 @@ def rounded_up(
     length = (x_lengths * dA_lengths).sum(1)
     most = outer_norms(x_lengths if x_errors is None else x_lengths + x_errors, dA_lengths, n, m).sum(1)
     terms = tokens if tokens > 1 else 0
-    lost = underflow(tokens**2 if from_gram else n * m, dtype)  # where the terms of the squared norm itself underflow
+    lost = underflow(tokens**2 if from_gram else n * m, dtype)  # the terms of the squared norm underflow, too
     norms = squared_norms.clamp(min=0).sqrt() + (most - length) + terms * eps * most + lost
     return norms.double().square() + (GRAM_ROUNDING * eps * most.double().square() if from_gram else 0)
 

@@ -46,8 +46,8 @@ def full_precision() -> Iterator[None]:
                     _restore.pop()()
 
 
-# PyTorch 2.9 and later: one switch for each library and operation, which is what its kernels look at. The older ones
-# are left alone: to set them as well warns, and to read them can raise an error.
+# PyTorch 2.9 and later has one switch for each library and operation, and its kernels read these. The older switches
+# are not used there: setting them gives a warning, and reading them can raise an error.
 _HAS_SWITCHES = hasattr(torch._C, "_get_fp32_precision_getter")
 _SWITCHES = [(library, operation) for library in ("cuda", "mkldnn") for operation in ("matmul", "conv", "rnn")]
 
@@ -60,7 +60,7 @@ def _forbid_by_operation() -> Iterator[Callable[[], None]]:
 
             def restore(switch: tuple[str, str] = switch, before: str = before) -> None:
                 set_to(*switch, "none")
-                if get(*switch) != before:  # else it follows a general switch, and is to follow it further
+                if get(*switch) != before:  # otherwise it follows a general switch, as before
                     set_to(*switch, before)
 
             yield restore

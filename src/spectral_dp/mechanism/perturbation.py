@@ -182,7 +182,7 @@ def _plan(
         if not -query.ndim <= d < query.ndim or d % query.ndim < batch_dims:
             first = f"the first {batch_dims} number records or queries" if batch_dims else "none is reserved"
             raise ValueError(f"cannot transform dimension {d} of a tensor with {query.ndim} dimensions ({first})")
-    dims = tuple(d % query.ndim - query.ndim for d in dims)  # from the end: right with and without the batch
+    dims = tuple(d % query.ndim - query.ndim for d in dims)  # counted from the end: valid with and without the batch
     transform = get_transform(transform)
     gains = (filter or LowPassFilter(filter_ratio)).gains(transform, tuple(query.shape[d] for d in dims))
     if gains.is_identity:

@@ -69,13 +69,13 @@ def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, An
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice about files it did not write, which are refused below
+            warnings.simplefilter("ignore")  # torch warns about foreign files, which are refused below
             state = torch.load(path, **{"weights_only": True, "map_location": "cpu", **torch_load_kwargs})
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except MemoryError:
         raise
-    except Exception as error:  # a damaged pickle can end in any of them: IndexError, TypeError, AttributeError, ...
+    except Exception as error:  # a damaged pickle can raise anything: IndexError, TypeError, ...
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path} is truncated, damaged or not a checkpoint: {reason}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:

@@ -78,7 +78,7 @@ class SpectralConfig:
             ratio, given = getattr(self, f"{kind}_ratio"), getattr(self, f"{kind}_filter")
             if given is not None and ratio is not None:
                 raise ValueError(f"give {kind}_ratio={ratio} or {kind}_filter={given!r}, not both")
-            self._low_pass(ratio)  # fails here, not at the first layer
+            self._low_pass(ratio)  # a wrong ratio fails here, not at the first layer
         LayerConfig(support=self.support)
         self._refuse_what_would_be_ignored()
 

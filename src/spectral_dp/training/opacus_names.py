@@ -69,7 +69,7 @@ class OpacusNames:
             changed = dataclasses.replace(self.clipping, max_norms=bounds)
         else:
             raise AttributeError(f"{type(self.clipping).__name__} names no bound: set optimizer.clipping")
-        changed.noise_bounds([1] * len(self.gradients.trained_blocks))  # as many bounds as blocks, or an error now
+        changed.noise_bounds([1] * len(self.gradients.trained_blocks))  # an error unless there is one bound per block
         self.clipping = changed
 
     @property
@@ -96,7 +96,7 @@ class OpacusNames:
             self._step_hook.remove()
         self._step_hook = self.original_optimizer.register_step_pre_hook(lambda *_: fn(self))
 
-    if not TYPE_CHECKING:  # a type checker is to find names that do not exist
+    if not TYPE_CHECKING:  # type checkers should find names that do not exist
 
         def __getattr__(self, name: str) -> NoReturn:
             reason = f": {_REFUSED[name]}" if name in _REFUSED else ""

@@ -108,17 +108,17 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._logical_step: tuple[int, int] | None = None
         self._consumed: PhysicalBatch | None = None
-        self._pieces = 0  # of the logical step, summed so far
+        self._pieces = 0  # physical batches of the logical step that were summed
         self._read_only: int | None = None  # the last epoch of which a batch was read without training
         self._bounded_by: tuple[Clipping, float, tuple[int, ...]] | None = None
-        self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # the last one, and how often it had been changed
+        self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # last gradient and its version
         self._check_parameters()
-        for name in dir(Optimizer):  # hooks belong to the wrapped optimizer, whose step it is
+        for name in dir(Optimizer):  # hooks belong to the wrapped optimizer, which makes the step
             if name.startswith("register_"):
                 setattr(self, name, getattr(optimizer, name))
         gradients.begin_step(0)
 
-    # Shared with the wrapped optimizer, so that schedulers and checkpoints see one thing.
+    # These are shared with the wrapped optimizer, so that schedulers and checkpoints see the same state.
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._check_no_other_gradients()
         current = self._current_batch()
         if current is not None and current.step != self._logical_step:
-            # What a logical step that was broken off has summed was never released, and is not part of this one.
+            # The sums of a logical step that was broken off were not released and do not belong to this step.
             self._sums, self._pieces = {}, 0
             self._logical_step = current.step
         self._check_unchanged(begins=not self._sums)
@@ -265,16 +265,16 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._consumed = current
         if self.rehearsal is not None:
             self.rehearsal(batches)
-        for parameter in self.gradients.trained:  # as after a step: a loop may look at them
+        for parameter in self.gradients.trained:  # as after a step, because a loop may read them
             parameter.grad = torch.zeros_like(parameter)
 
     def _add(self, batch: RecordedBatch) -> None:
-        # The mean over a batch divided every sample's loss by the batch's size; views are averaged.
+        # A mean has divided the loss of every sample by the batch size; this is undone. Views are averaged.
         scale = batch.size if self.loss_reduction == "mean" else 1.0 / self.views
         squared_norms = batch.squared_norms() * scale**2
         factors = self.clipping.factors(squared_norms)
         if not bool(squared_norms.isfinite().all()):
-            # Without numbers: how many samples a batch has is private, and warnings end up in log files.
+            # The message has no numbers: the size of a batch is secret, and warnings are written to log files.
             warnings.warn(
                 "the gradients of some samples are not finite and count as zero: check the loss for NaN and the data "
                 "for outliers, or lower the learning rate",
@@ -317,7 +317,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
                 "this batch has been stepped already: a second step on the same samples is not what the ledger would "
                 "account for. Take the next batch from the loader"
             )
-        if current is not None and recorded != current.size:  # how many is secret: messages end up in log files
+        if current is not None and recorded != current.size:  # the numbers are secret
             raise RuntimeError(
                 f"backward passes through the private model saw {'more' if recorded > current.size else 'fewer'} "
                 "samples than the loader handed out: call backward() exactly once for every sample of a batch, then "
@@ -402,7 +402,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
             raise ValueError("the optimizer holds no trained parameter of the model: unfreeze one, or build it anew")
         self.clipping.noise_bounds(
             [1] * len(self.gradients.trained_blocks)
-        )  # as many bounds as blocks, or an error now
+        )  # an error unless there is one bound per block
         if foreign := sum(p.requires_grad for p in mine - trained):
             raise ValueError(
                 f"the optimizer holds {foreign} parameters that are not the model's: build it from the model's own"

@@ -67,7 +67,7 @@ def by_index(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tenso
     if type(dataset) is Subset and (of_all := by_index(dataset.dataset)):
         indices: Any = dataset.indices
         chosen: NDArray[Any] = np.array(indices.cpu().numpy() if isinstance(indices, torch.Tensor) else indices)
-        # Anything unusual, such as counting from the end, is a matter for the general way.
+        # Unusual indices, such as negative ones, are left to the general DataLoader.
         if chosen.ndim == 1 and np.issubdtype(chosen.dtype, np.integer) and bool((chosen >= 0).all()):
             return lambda i: of_all(torch.from_numpy(chosen[i.numpy()].astype(np.int64)))
     return None

@@ -128,15 +128,15 @@ class Run:
         self._check_ledger(state)
         mine = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         require_equal({name: tuple(value.shape) for name, value in state["module"].items()}, mine)
-        self.optimizer.gradients.discard()  # a backward pass that was not stepped belongs to no step of the resumed run
+        self.optimizer.gradients.discard()  # of a backward pass that was not stepped
         before = copy.deepcopy(self.state_dict(module))
         try:
             self._load(state, module)
         except Exception:
             self._load(before, module)
             raise
-        self.ledger.load_state_dict(state["ledger"])  # in place: whoever looks at the engine's ledger sees this one
-        self.loader.current = None  # nor does a batch that was drawn before
+        self.ledger.load_state_dict(state["ledger"])  # in place: all references to the ledger see it
+        self.loader.current = None  # a batch that was drawn before belongs to no step
         self._warn_of_other_continuations()
 
     def _load(self, state: Mapping[str, Any], module: nn.Module) -> None:

@@ -36,8 +36,8 @@ from torch.utils.data.sampler import RandomSampler, SequentialSampler
 from spectral_dp.training.coins import Coins, SecureCoins
 from spectral_dp.training.records import by_index, number_of_records, refuse_repeated_records, without_records
 
-_RARELY_EMPTY = 32  # an expected batch size from which no empty batch (probability about e^-32) need be planned for
-# What is kept of a DataLoader: all that has no bearing on privacy (`in_order=False` would mix up logical steps).
+_RARELY_EMPTY = 32  # from this expected size on, empty batches (probability about e^-32) can be neglected
+# Settings of a DataLoader that are kept: those without effect on privacy (`in_order=False` would mix logical steps).
 _WORKERS = ("num_workers", "worker_init_fn", "prefetch_factor", "persistent_workers", "multiprocessing_context")
 _AS_WORKERS = ("worker_init_fn", "multiprocessing_context", "timeout")
 _KEPT = (*_WORKERS, "generator", "timeout", "pin_memory")
@@ -120,7 +120,7 @@ class _HandsOut(DataLoader[Any]):
         return self.collate_fn(records) if records else self._empty_batch()
 
     def _empty_batch(self) -> Any:
-        one, two = ([self.dataset[0] for _ in range(n)] for n in (1, 2))  # none shared: a collate_fn may change them
+        one, two = ([self.dataset[0] for _ in range(n)] for n in (1, 2))  # not shared: a collate_fn may change them
         return without_records(self.collate_fn(one), self.collate_fn(two))
 
 
@@ -177,15 +177,15 @@ class PoissonLoader(_HandsOut):
         self._batch_size = batch_size
         self.max_physical_batch_size = max_physical_batch_size
         self.coins = coins or SecureCoins()
-        self.position = self._start = (0, 0)  # where the run is; where the next iteration begins
+        self.position = self._start = (0, 0)  # of the run; of the next iteration's beginning
         self._size, self._feed = size, _Feed()
         like = DataLoader(dataset) if like is None else like
         options: dict[str, Any] = {name: getattr(like, name) for name in _KEPT}
         super().__init__(dataset, batch_sampler=self._feed, collate_fn=like.collate_fn, **options)
-        vars(self)["batch_size"] = batch_size  # a DataLoader lets nobody set it from now on
+        vars(self)["batch_size"] = batch_size  # a DataLoader refuses to set it in the usual way
         self._plain = like.collate_fn is default_collate and not (like.num_workers or like.pin_memory)
         if self.may_be_empty:
-            self._empty_batch()  # where this fails, it should now, and not in the middle of a run
+            self._empty_batch()  # if this fails, it fails now and not in the middle of a run
 
     @classmethod
     def from_data_loader(
@@ -248,8 +248,8 @@ class PoissonLoader(_HandsOut):
         self.position = self._start
         if not self.stop_when():
             yield from self._rehearsals(self._start, self.max_physical_batch_size)
-        epoch, step = self.position = self._start  # only now: meanwhile the loop may have read an epoch
-        self._start = (epoch + 1, 0)  # an epoch that is broken off is over: its coins are never tossed again
+        epoch, step = self.position = self._start  # read only now: the loop may have read an epoch meanwhile
+        self._start = (epoch + 1, 0)  # an epoch that is broken off is over: its coins are not used again
         plan, ahead = itertools.tee(self._draw(epoch, step))  # workers prefetch, so loading runs ahead of the plan
         loaded = self._load(indices for indices, _ in ahead if len(indices))
         piece = 0
@@ -276,7 +276,7 @@ class PoissonLoader(_HandsOut):
             return map(whole_batch, map(torch.from_numpy, index_lists))
         self._feed.index_lists = (indices.tolist() for indices in index_lists)
         loaded = super().__iter__()
-        self._feed.index_lists = None  # taken over; a loader that holds it could not be copied or pickled
+        self._feed.index_lists = None  # a loader that holds a generator cannot be copied or pickled
         return loaded
 
     def state_dict(self) -> dict[str, Any]:
@@ -327,8 +327,8 @@ class CountingLoader(_HandsOut):
         if isinstance(data_loader, CountingLoader):
             data_loader = data_loader.data_loader
         refuse_repeated_records(data_loader.dataset)
-        vars(self).update(vars(data_loader))  # reads like that one; whatever it is, it makes its batches itself
-        self._iterator = None  # its persistent workers stay its own
+        vars(self).update(vars(data_loader))  # has the attributes of that loader, which makes its batches itself
+        self._iterator = None  # persistent workers stay with that loader
         self._ask_nobody()
         self.data_loader = data_loader
         self._epoch = 0

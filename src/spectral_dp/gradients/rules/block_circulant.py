@@ -171,7 +171,7 @@ def _lengths(blocks: Tensor, band: FrequencyBand) -> tuple[Tensor, Tensor]:
         lengths = torch.cat([single, torch.hypot(c, s) / math.sqrt(2)], dim=1)  # c and s are √2 (Re, Im)
     else:
         lengths = squares(_spectrum(blocks, band)).sum(1).sqrt()
-    error = 2 * band.d * torch.finfo(blocks.dtype).eps  # d ulps, for the norm and again for the sum
+    error = 2 * band.d * torch.finfo(blocks.dtype).eps  # d ulps for the norm, and d for the sum
     lost = underflow(blocks.shape[1] * blocks.shape[2], blocks.dtype)
     return lengths, lengths + error * torch.linalg.vector_norm(blocks, dim=(1, 2))[:, None] + lost
 
@@ -199,6 +199,6 @@ def _long_sum(band: FrequencyBand, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
 
 def _spectrum(blocks: Tensor, band: FrequencyBand) -> Tensor:
     """Returns the complex spectrum of each block at the frequencies of the band, ``(N, n, d) -> (N, n, F)``."""
-    if not len(blocks):  # MKL refuses to transform none
+    if not len(blocks):  # MKL cannot transform an empty batch
         return _spectrum(blocks.new_zeros(1, *blocks.shape[1:]), band)[:0]
     return torch.fft.rfft(blocks, norm="ortho")[..., band.singles + band.pairs]

@@ -168,7 +168,7 @@ def _filtered_grams(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tenso
     gram = x.new_zeros(len(outer), outer.shape[2], outer.shape[2])
     inputs = _filtered_inputs(x, dA.shape[2:], geometry, matrix)
     inners = (filtered.reshape(len(x) * groups, x.shape[1] // groups, -1) for filtered in inputs)
-    # Several in one product: to add them up one after the other loses more than the rounding guard in large kernels.
+    # Several in one product: in large kernels, adding them one by one loses more than the rounding guard.
     while some := list(itertools.islice(inners, max(1, PIECE * groups // x.shape[1]))):
         gram += gram_matrices(torch.cat(some, dim=1).mT)
     return gram, gram_matrices(outer.mT)

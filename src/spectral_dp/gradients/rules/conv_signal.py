@@ -76,7 +76,7 @@ class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
             planes = self._planes(x, dA)
             spectra = self._spectra(planes, counted=True)
             X, A = (self._lengths(*each) for each in zip(spectra, planes, strict=True))
-            n, m = (2 * spectrum.shape[-1] for spectrum in spectra)  # squares, of real and imaginary parts
+            n, m = (2 * spectrum.shape[-1] for spectrum in spectra)  # real and imaginary parts are squared
             power = outer_norms(X, A, n, m).double().square().sum(-1)  # over groups: (F, B)
             total = total + self._counted.weight.to(power) @ power
         if self.trains("bias"):
@@ -173,7 +173,7 @@ class _Frequencies:
         multiplicity = torch.where(self_conjugate, 1.0, 2.0).double()
         gain = pre[chosen].double()
         shared = torch.zeros(len(self._unique), dtype=torch.float64)
-        shared[which] = gain  # of the sine or of the cosine: they must agree
+        shared[which] = gain  # sine and cosine must have the same gain
         expected = torch.bincount(which, minlength=len(self._unique))
         if bool((shared[which] != gain).any()) or bool((expected != multiplicity).any()):
             raise ValueError(

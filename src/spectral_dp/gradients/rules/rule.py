@@ -92,7 +92,7 @@ class Rule(ABC, Generic[Module]):
         self._filter_by(filter.gains(self.transform, shape, step))
 
     def _filter_by(self, gains: Gains) -> None:
-        if gains is not self.gains:  # else the matrices that were made for these gains are still good
+        if gains is not self.gains:  # otherwise its matrices are still valid
             self.projection = Projection(self.transform, gains)
 
     @property

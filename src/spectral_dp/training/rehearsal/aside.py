@@ -39,7 +39,7 @@ def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Se
         for group in o.param_groups
     ]
     scheduled = [(o, {k: v for k, v in vars(o).items() if k in _SCHEDULED}) for o in optimizers]
-    # Not what other objects hold, such as another scheduler within, or a model: those are not to be replaced by copies.
+    # Other objects that a scheduler holds, such as another scheduler or a model, are not replaced by copies.
     schedules = [(s, copied({k: v for k, v in vars(s).items() if k != "optimizer"})) for s in schedulers]
     for optimizer in optimizers:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or a scheduler warns that nothing was stepped
@@ -57,7 +57,7 @@ def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Se
         for group, values in settings:
             for name, value in values.items():
                 if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
-                    group[name].copy_(value)  # a learning rate that the optimizer holds, and that is written in place
+                    group[name].copy_(value)  # a learning rate that is a tensor and changes in place
                 else:
                     group[name] = value
 
@@ -92,7 +92,7 @@ def seed_everything(seed: int) -> None:
     if torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available():
         torch.manual_seed(seed)
     else:
-        torch.default_generator.manual_seed(seed)  # in no time: nothing is noted for devices to come
+        torch.default_generator.manual_seed(seed)  # faster: sets no seed for devices that are not there
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  # the user's loop may draw from it
 

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from spectral_dp.training.rehearsal.twins import find_twins
 
-# Records among which the longest is looked for, where records can differ in length; and twins, at first and if these
-# are too few: of records of a thousand lengths, two of one are rare among a hundred.
+# The number of records in which the longest is searched, if records differ in length; and in which twins are searched,
+# first and if too few were found: if there are a thousand lengths, equal ones are rare among a hundred records.
 _CANDIDATES, _TWIN_CANDIDATES = 48, (96, 384)
 
 _TESTS, _TWIN_TESTS = 7, 4
@@ -61,7 +61,7 @@ class Choice:
         """
         pairs, longest = self._pairs(test)
         places = self._large
-        if self._large > 2:  # one is for the longest, which stays there
+        if self._large > 2:  # one place is for the longest record, which stays there
             pairs = [pair for pair in pairs if not any(record is longest for record in pair)]
             places -= 1
         (a, b), *mates = pairs[:places] or [(None, None)]
@@ -76,7 +76,7 @@ class Choice:
 
     def _pairs(self, test: int) -> tuple[list[tuple[Any, Any]], Any]:
         """Returns pairs of twins, and the longest record that was read."""
-        if self._twins is None:  # of records with different numbers: a record and itself would pass every test
+        if self._twins is None:  # never a record and itself, which would pass every test
             for number in _TWIN_CANDIDATES:
                 candidates = self._read(sorted({i * self._size // number for i in range(number)}))
                 self._twins = find_twins(candidates, self._collate, self._large), max(candidates, key=_length)

@@ -64,7 +64,7 @@ from spectral_dp.training.rehearsal.twins import content, same_but_for_padding
 #: where rounding is the same; and in batches of different shapes, where it may differ (at least UNITS ulps).
 SAME_SHAPE, OTHER_SHAPE, UNITS = 1e-5, 2e-3, 8
 
-_LARGE, _SMALL = 8, 3  # batch sizes: every pass has one of these, or one less
+_LARGE, _SMALL = 8, 3  # batch sizes: each pass has one of these, or one record less
 
 # Seeds for which the first number that each global generator draws (between 0 and 1) is small, large, or in between, so
 # that something that a loop does with some probability happens in one of the passes.
@@ -148,7 +148,7 @@ class Rehearsal:
         self._script = self._procedure()
         self._next: _Pass | None = _BEGIN
         self._failure: RehearsalError | None = None
-        self._open = ExitStack()  # what is to be put back
+        self._open = ExitStack()  # what must be restored
         optimizer.rehearsal = self._observe
 
     def batches(self, max_batch_size: int | None = None) -> Iterator[tuple[int, Any]]:
@@ -163,7 +163,7 @@ class Rehearsal:
         Raises:
             RehearsalError: If the loop fails the rehearsal, and again at every later call.
         """
-        self._open.close()  # of an iterator that somebody still holds: puts everything back now, and not when it dies
+        self._open.close()  # restores the state now, even if somebody still holds an old iterator
         if self._next is _BEGIN:
             self._fit_into(max_batch_size)
         if self._failure is not None:
@@ -188,7 +188,7 @@ class Rehearsal:
         except StopIteration:
             self._next = self._optimizer.rehearsal = None
         except RehearsalError as error:
-            self._failure = error  # a loop that catches it must not go on as if nothing were wrong
+            self._failure = error  # raised again, in case the loop catches it
             raise
 
     def _hand_out(self, request: _Pass) -> Iterator[tuple[int, Any]]:
@@ -209,14 +209,14 @@ class Rehearsal:
             seed_everything(request.seed)
             batch = self._collate([copy.deepcopy(record) for record in request.records])  # which may change them
             self._content, collated = content(batch), generator_states()
-            seed_everything(request.seed)  # what the loop draws does not depend on how much the collation did
+            seed_everything(request.seed)  # the loop draws the same, however much the collation drew
             self._begun = generator_states(), collated
             yield len(request.records), batch
 
     def _procedure(self) -> Passes[None]:
         if self._large > 1:
             yield from self._compare()
-        else:  # no record has a mate, but what the model writes may still depend on it
+        else:  # no record has a mate, but what the model writes may depend on the record
             yield from self._run([_Pass([record]) for record in self._choice.records(0)[:2]])
         if self._with_empty_batch:
             yield _Pass([])
@@ -230,14 +230,14 @@ class Rehearsal:
         yield from self._require_other_mates_alike(2, _LARGE_DRAW, self._large // 2)
         if self._agree(passes, _tolerance(passes)):
             return
-        # Where random numbers were drawn, one test without them tells. Where none were, something failed that does not
-        # always fail, such as a choice by majority: it gets more chances to do so again.
+        # If random numbers were drawn, one test without them decides. If none were, something failed that does not
+        # always fail, such as a choice by majority, so the test is repeated with other records.
         for test in (3,) if drew else (3, 4, 5, 6):
             quiet = yield from self._other_sizes(self._choice.records(test), (_SMALL_DRAW,) * 5, "all")
             if not self._agree(quiet, _tolerance(quiet)):
                 break
         else:
-            return  # it was dropout, or something else that only training draws; or a unit at its kink
+            return  # it was dropout or other randomness of training, or a unit at its kink
         if self._differ(quiet[0], quiet[4], _tolerance(quiet)):  # it depends on the order: random numbers remain
             exact = yield from self._twins_first()
             if exact is None:
@@ -306,7 +306,7 @@ class Rehearsal:
         ]
         passes.append(passes[0]._replace(position=None))
         seen = yield from self._run(passes)
-        spread = max(mismatch(kind, [seen[0]], [seen[4]]) for kind in self._kinds)  # of the very same batch
+        spread = max(mismatch(kind, [seen[0]], [seen[4]]) for kind in self._kinds)  # of the same batch
         if self._agree(seen, SAME_SHAPE + 10 * spread):
             return True, False
         other_numbers = yield passes[4]._replace(seed=seed + 1)

@@ -57,7 +57,7 @@ class Meeting(NamedTuple):
     name: str
     kind: str
     at_input: bool
-    is_first: bool  # nothing of the model came before
+    is_first: bool  # no other module came before
 
 
 def first_difference(ours: list[Visit], theirs: list[Visit], tolerance: float) -> Meeting | None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from spectral_dp.training.rehearsal.aside import generator_states, generators_kept, seed_everything
 
-_SEEDS = (1, 2, 3)  # how much is drawn may depend on what is drawn, as in a crop of random length
+_SEEDS = (1, 2, 3)  # a crop of random length draws more or less, depending on the seed
 
 
 def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], needed: int) -> list[tuple[Any, Any]]:
@@ -43,7 +43,7 @@ def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], n
         ours, theirs = collated(one, _SEEDS[0]), collated(other, _SEEDS[0])
         return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
 
-    keys: list[tuple[Hashable, ...]] = []  # of each record, from the strictest on
+    keys: list[tuple[Hashable, ...]] = []  # keys of each record, the strictest first
     pairs: list[tuple[Any, Any]] = []
     with generators_kept():
         for record in records:
