@@ -45,10 +45,6 @@ class Rule(ABC, Generic[Module]):
     From the backward pass of the layer until the clipped sum, ``B`` times the number of parameters are kept in memory,
     in place of ``x`` and ``dA``.
 
-    Args:
-        module: The layer.
-        config: What is released of the layer.
-
     Attributes:
         module: The layer.
         config: What is released of the layer.
