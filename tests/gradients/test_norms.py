@@ -1,0 +1,106 @@
+"""Norms of sums of outer products: exact for ordinary samples, and never below what is clipped by them."""
+
+import pytest
+import torch
+
+from spectral_dp.gradients import norms
+from spectral_dp.gradients.norms import (
+    bias_norms,
+    gram_matrices,
+    outer_norms,
+    rounded_up,
+    squares,
+    token_norms,
+    transform_error,
+)
+
+# (T, n, m): one token, few long tokens (through the Gram matrices), many short ones (through the gradient itself).
+SHAPES = [(1, 5, 4), (2, 40, 30), (50, 3, 4)]
+
+
+def sums_of_outer_products(x, dA):
+    return torch.einsum("btm,btn->bmn", dA.conj(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_token_norms_are_those_of_the_sum(shape, dtype):
+    """The sum of the tokens' norms is another number: the control below."""
+    tokens, n, m = shape
+    x, dA = torch.randn(6, tokens, n, dtype=dtype), torch.randn(6, tokens, m, dtype=dtype)
+    exact = sums_of_outer_products(x, dA).flatten(1).norm(dim=1).square()
+    torch.testing.assert_close(token_norms(x, dA), exact, rtol=1e-10, atol=0)
+    if tokens > 1:
+        added = (squares(x).sum(2) * squares(dA).sum(2)).sum(1)
+        assert float(((added - exact).abs() / exact).max()) > 0.01
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_token_norms_of_what_cancels_cover_the_rounding_errors_of_the_sum(shape):
+    tokens, n, m = shape
+    x = torch.randn(1, 1, n).expand(1, tokens, n) * 1e4
+    dA = torch.randn(1, 1, m) * torch.tensor([1.0, -1.0]).repeat(tokens // 2).view(1, tokens, 1)
+    length = float((x.norm(dim=2) * dA.norm(dim=2)).sum())
+    least = tokens * torch.finfo(torch.float32).eps * length
+    assert least <= float(token_norms(x, dA).sqrt()) < 1e-2 * length
+
+
+def test_token_norms_count_errors_of_the_input():
+    x, dA = torch.ones(2, 1, 4), torch.ones(2, 1, 9)
+    clean, erring = (token_norms(x, dA, errors).sqrt() for errors in (None, torch.tensor([[0.5], [0.0]])))
+    torch.testing.assert_close(erring - clean, torch.tensor([1.5, 0.0], dtype=torch.float64), rtol=1e-5, atol=1e-6)
+
+
+def test_norms_are_rounded_up_by_no_more_than_is_needed():
+    """Of an ordinary sample the guard is not noticeable; a norm that came out negative counts as none."""
+    lengths = torch.rand(3, 4) + 1
+    squared = torch.tensor([2.0, 5.0, -1e-9])
+    up = rounded_up(squared, lengths, lengths, 8, 8, from_gram=False)
+    assert up.dtype == torch.float64
+    assert bool((up >= squared.clamp(min=0)).all())
+    torch.testing.assert_close(up[:2], squared[:2].double(), rtol=1e-4, atol=0)
+    assert bool((rounded_up(squared, lengths, lengths, 8, 8, from_gram=True) > up).all())
+
+
+@pytest.mark.parametrize("n", [3, norms.PIECE, 2 * norms.PIECE + 1])
+def test_gram_matrices_in_pieces_are_those_of_the_whole(n):
+    t = torch.randn(2, 3, n, dtype=torch.complex128)
+    torch.testing.assert_close(gram_matrices(t), torch.einsum("bsn,btn->bst", t, t.conj()))
+
+
+def test_outer_norms_hide_no_product_whose_factor_underflows():
+    """The squares of 400 numbers of 1e-23 are zero in float32; times 1e18 they are a gradient."""
+    x, dA = torch.full((1, 4), 1e18), torch.full((1, 400), 1e-23)
+    lengths = [squares(t).sum(1).sqrt() for t in (x, dA)]
+    exact = float(x.double().norm() * dA.double().norm())
+    assert float(lengths[0] * lengths[1]) == 0 < exact
+    assert float(outer_norms(*lengths, 4, 400)) >= exact
+
+
+def test_bias_norms_are_those_of_the_sum_over_tokens():
+    dA = torch.randn(5, 7, 3, dtype=torch.float64)
+    torch.testing.assert_close(bias_norms(dA), dA.sum(1).square().sum(1))
+    torch.testing.assert_close(bias_norms(dA[:, :1]), dA[:, 0].square().sum(1))
+
+
+def test_bias_norms_of_what_cancels_cover_another_order_of_the_sum():
+    """Same numbers, another order: nothing in common but the size of their rounding errors."""
+    dA = torch.randn(64, 3) * 1e8
+    dA = torch.cat([dA, -dA])
+    norm = float(bias_norms(dA[None]).sqrt())
+    for seed in range(20):
+        order = torch.randperm(128, generator=torch.Generator().manual_seed(seed))
+        total = torch.zeros(3)
+        for row in dA[order]:
+            total += row
+        assert float(total.norm()) <= norm
+
+
+@pytest.mark.parametrize("n", [16, 1000, 4096])
+def test_two_ways_to_transform_differ_by_less_than_is_said(n):
+    x = torch.randn(n) * 1e3
+    fast = torch.view_as_real(torch.fft.fft(x, norm="ortho"))
+    angles = torch.outer(torch.arange(n), torch.arange(n)).remainder(n) * (2 * torch.pi / n)
+    slow = torch.stack([angles.cos() @ x, -angles.sin() @ x], dim=1) / n**0.5
+    assert float((fast - slow).norm()) <= transform_error(n, x.dtype) * float(x.norm())
+    assert transform_error(n, torch.float64) < 1e-8 * transform_error(n, x.dtype)
