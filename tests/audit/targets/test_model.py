@@ -1,0 +1,53 @@
+"""What targets that are models have in common: samples through every layer, and through each alone."""
+
+import dataclasses
+
+import pytest
+import torch
+from tests.support import small_targets as small
+from torch import nn
+
+from spectral_dp import audit
+from spectral_dp.audit.targets.noise_control import Script
+from spectral_dp.audit.targets.target import SHORT
+
+FAR = dataclasses.replace(small.CLAIM, max_grad_norm=1e6)  # nothing is clipped
+
+
+def test_example_or_shape():
+    with pytest.raises(ValueError, match="either input_shape or example"):
+        audit.SpectralTarget(small.model(), small.CLAIM)
+
+
+def test_dropout_is_no_part_of_the_release():
+    """Else two releases of the same records would differ, and no exact audit could be made."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3))
+    target = audit.SpectralTarget(model, small.CLAIM, input_shape=small.SHAPE, seed=0)
+    records = target.ordinary(4, torch.Generator().manual_seed(0))
+    assert torch.equal(target.release(records, Script()), target.release(records, Script()))
+    assert model[1].p == 0.5, "a copy is audited"
+
+
+def test_one_record_for_several_layers_does_what_each_would_do():
+    target = audit.SpectralTarget(small.model(), FAR, input_shape=small.SHAPE, seed=0)
+    blocks = {block.layer: block for block in target.blocks(2, torch.Generator().manual_seed(0))}
+    records = [block.record(torch.ones(len(block.labels)), 100.0) for block in blocks.values()]
+    alone = [target.release([record], Script()) for record in records]
+    assert len(alone) == 3
+    torch.testing.assert_close(target.release([target.together(records)], Script()), sum(alone))
+
+
+def test_mates_are_long_and_short_by_turns():
+    """Batches of long records alone would not notice a clip that only acts on some lengths."""
+    target = audit.SpectralTarget(small.model(), FAR, input_shape=small.SHAPE, seed=0)
+    lengths = [target.release([mate], Script()).norm() / FAR.max_grad_norm for mate in target.mates(torch.Generator())]
+    assert lengths == pytest.approx([1, SHORT[0], 1, SHORT[1]], rel=1e-3)
+
+
+def test_hostile_records_say_whether_they_are_finite():
+    target = small.target()
+    for hostile in target.hostile(torch.Generator().manual_seed(0)):
+        numbers = torch.cat([torch.cat([e.x.flatten(), e.u.flatten()]) for e in hostile.record]).float()
+        assert bool(numbers.isfinite().all()) or not hostile.finite
+        moved = target.release([hostile.record], Script()).norm()
+        assert float(moved) <= small.CLAIM.max_grad_norm * (1 + 1e-5)
