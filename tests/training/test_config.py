@@ -4,9 +4,12 @@ import dataclasses
 import itertools
 
 import pytest
+from tests.support.private_runs import cnn, setup
 from torch import nn
+from torch.nn import functional as F
 
 from spectral_dp import BlockCirculantLinear, LayerConfig, LowPassFilter, SpectralConfig
+from spectral_dp.mechanism.filters import AdaptiveFilter
 
 # A value of each field that is not its default.
 VALUES = {
@@ -123,3 +126,56 @@ def test_what_has_a_meaning_is_taken(fields):
 
 def test_a_ratio_of_zero_filters_nothing():
     assert released(conv_ratio=0.0, linear_ratio=0.0) == released() == {}
+
+
+class TestConfig:
+    def test_ratios_apply_to_the_layers_that_have_a_spectrum(self):
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(8, 8), BlockCirculantLinear(8, 8, 4), nn.Linear(8, 8))
+        config = SpectralConfig(conv_ratio=0.3, linear_ratio=0.6, input_layouts={"3": (8,)})
+        spectral = config.layer_configs(model)
+        assert set(spectral) == {"0", "2", "3"}
+        assert spectral["0"].filter == LowPassFilter(0.3)
+        assert spectral["2"].filter == spectral["3"].filter == LowPassFilter(0.6)
+
+    def test_dpsgd_filters_nothing(self):
+        assert SpectralConfig.dpsgd().layer_configs(cnn()) == {}
+
+    def test_learning_filters_are_not_shared(self):
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3))
+        spectral = SpectralConfig(conv_filter=AdaptiveFilter()).layer_configs(model)
+        assert spectral["0"].filter is not spectral["1"].filter
+
+    def test_is_frozen_and_checked(self):
+        config = SpectralConfig(linear_ratio=0.5, input_layouts={"3": (8,)})
+        with pytest.raises(AttributeError):
+            config.conv_ratio = 0.5
+        with pytest.raises(TypeError):
+            config.input_layouts["4"] = (8,)
+        with pytest.raises(ValueError, match=r"\[0, 1\)"):
+            SpectralConfig(conv_ratio=1.0)
+        with pytest.raises(ValueError, match="not both"):
+            SpectralConfig(conv_ratio=0.5, conv_filter=LowPassFilter(0.2))
+        with pytest.raises(ValueError, match="no layer named 'nine'"):
+            SpectralConfig(linear_ratio=0.5, input_layouts={"nine": (8,)}).layer_configs(cnn())
+        with pytest.raises(ValueError, match="'kernel' or 'signal'"):
+            SpectralConfig(support="image")
+        with pytest.raises(ValueError, match="'lowest', 'box', 'paper'"):
+            SpectralConfig(band="high")
+        with pytest.raises(ValueError, match="unknown transform"):
+            SpectralConfig(conv_transform="wavelet")
+
+    def test_layers_that_share_a_weight_share_its_filter(self):
+        model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))
+        model[1].weight = model[0].weight
+        spectral = SpectralConfig(conv_filter=AdaptiveFilter()).layer_configs(model)
+        assert spectral["0"].filter is spectral["1"].filter
+
+    def test_the_papers_layout_survives_an_empty_first_batch(self):
+        _, model, optimizer, loader = setup(spectral=SpectralConfig.paper(0.5, 0.5), rehearsal=False)
+        for x, y in loader:
+            loader.current = dataclasses.replace(loader.current, size=0)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[:0]), y[:0]).backward()
+            optimizer.step()
+            break
+        assert optimizer.steps == 1

@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 import math
 import warnings
 
@@ -11,11 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from spectral_dp import BlockCirculantLinear, BudgetExhausted, PrivacyEngine, Relation, SpectralConfig, convert_linear
+from spectral_dp import BudgetExhausted, PrivacyEngine, Relation, SpectralConfig, convert_linear
 from spectral_dp.accounting import epsilon
 from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning
-from spectral_dp.mechanism.filters import AdaptiveFilter, LowPassFilter
+from spectral_dp.mechanism.filters import AdaptiveFilter
+from spectral_dp.mechanism.noise import SecureNoise
 
 
 @pytest.fixture(autouse=True)
@@ -624,57 +624,58 @@ class TestErrors:
             )
 
 
-class TestConfig:
-    def test_ratios_apply_to_the_layers_that_have_a_spectrum(self):
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(8, 8), BlockCirculantLinear(8, 8, 4), nn.Linear(8, 8))
-        config = SpectralConfig(conv_ratio=0.3, linear_ratio=0.6, input_layouts={"3": (8,)})
-        spectral = config.layer_configs(model)
-        assert set(spectral) == {"0", "2", "3"}
-        assert spectral["0"].filter == LowPassFilter(0.3)
-        assert spectral["2"].filter == spectral["3"].filter == LowPassFilter(0.6)
+class Leaking(SecureNoise):
+    """Leaves a gradient in a parameter, after the gradients were looked at and before the optimizer moves anything."""
 
-    def test_dpsgd_filters_nothing(self):
-        assert SpectralConfig.dpsgd().layer_configs(cnn()) == {}
+    def __init__(self, parameter):
+        super().__init__()
+        self._parameter = parameter
 
-    def test_learning_filters_are_not_shared(self):
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3))
-        spectral = SpectralConfig(conv_filter=AdaptiveFilter()).layer_configs(model)
-        assert spectral["0"].filter is not spectral["1"].filter
+    def normal(self, shape, **options):
+        self._parameter.grad = torch.ones_like(self._parameter)
+        return super().normal(shape, **options)
 
-    def test_is_frozen_and_checked(self):
-        config = SpectralConfig(linear_ratio=0.5, input_layouts={"3": (8,)})
-        with pytest.raises(AttributeError):
-            config.conv_ratio = 0.5
-        with pytest.raises(TypeError):
-            config.input_layouts["4"] = (8,)
-        with pytest.raises(ValueError, match=r"\[0, 1\)"):
-            SpectralConfig(conv_ratio=1.0)
-        with pytest.raises(ValueError, match="not both"):
-            SpectralConfig(conv_ratio=0.5, conv_filter=LowPassFilter(0.2))
-        with pytest.raises(ValueError, match="no layer named 'nine'"):
-            SpectralConfig(linear_ratio=0.5, input_layouts={"nine": (8,)}).layer_configs(cnn())
-        with pytest.raises(ValueError, match="'kernel' or 'signal'"):
-            SpectralConfig(support="image")
-        with pytest.raises(ValueError, match="'lowest', 'box', 'paper'"):
-            SpectralConfig(band="high")
-        with pytest.raises(ValueError, match="unknown transform"):
-            SpectralConfig(conv_transform="wavelet")
 
-    def test_layers_that_share_a_weight_share_its_filter(self):
-        model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))
-        model[1].weight = model[0].weight
-        spectral = SpectralConfig(conv_filter=AdaptiveFilter()).layer_configs(model)
-        assert spectral["0"].filter is spectral["1"].filter
+class TestLastLooks:
+    """Checks that a correct loop never meets: what would leave without noise, or beside the budget, is stopped."""
 
-    def test_the_papers_layout_survives_an_empty_first_batch(self):
-        _, model, optimizer, loader = setup(spectral=SpectralConfig.paper(0.5, 0.5), rehearsal=False)
-        for x, y in loader:
-            loader.current = dataclasses.replace(loader.current, size=0)
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[:0]), y[:0]).backward()
-            optimizer.step()
-            break
-        assert optimizer.steps == 1
+    def test_a_gradient_that_appears_during_the_release_moves_nothing(self):
+        """Catches a step that looks at plain gradients only before it calls noise sources and filters of one's own."""
+        model = cnn()
+        model[0].bias.requires_grad_(False)
+        _, model, optimizer, loader = setup(model, rehearsal=False)
+        optimizer.noise = Leaking(model[0].bias)
+        before = weights(model).clone()
+        with pytest.raises(RuntimeError, match="did not release"):
+            train(model, optimizer, loader)
+        assert torch.equal(weights(model), before)
+
+    def test_parameters_beside_the_models_own_are_refused(self):
+        model, other = cnn(), nn.Linear(2, 2)
+        with pytest.raises(ValueError, match="not the model's"):
+            PrivacyEngine().make_private(
+                module=model,
+                optimizer=torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1),
+                data_loader=DataLoader(task(), batch_size=BATCH),
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+            )
+
+    def test_a_budget_is_not_planned_on_an_engine_that_has_spent(self):
+        """Catches a plan of the whole epsilon beside steps that are in the ledger already."""
+        engine, *made = setup(rehearsal=False)
+        train(*made)
+        model = cnn()
+        with pytest.raises(ValueError, match="spent budget already"):
+            engine.make_private_with_epsilon(
+                module=model,
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+                data_loader=DataLoader(task(), batch_size=BATCH),
+                target_epsilon=1.0,
+                target_delta=1e-5,
+                epochs=1,
+                max_grad_norm=1.0,
+            )
 
 
 def _doubled(loader):
