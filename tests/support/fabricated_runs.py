@@ -66,10 +66,10 @@ def fabricate(path, *, evaluated=3, is_finished=True, accuracy=None, layers=None
         for epoch in range(1, evaluated + 1)
     ]
     for row in rows:
-        row["ledger_head"] = _Method.ledger.head if settings.is_private else None
+        row["ledger_head"] = FabricatedMethod.ledger.head if settings.is_private else None
     run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if is_finished:
-        method = _Method(0.5 * evaluated if has_epsilon else float("inf"))
+        method = FabricatedMethod(0.5 * evaluated if has_epsilon else float("inf"))
         statement = privacy_statement(settings, method, {"spectral_dp": "0"})
         write_statement(statement, run.path)
         write_json(run.summary_file, _summary(settings, statement, rows[-1]))
@@ -96,7 +96,7 @@ def _summary(settings, statement, last):
     }
 
 
-class _Method:
+class FabricatedMethod:
     """As much of a method as its privacy statement asks for."""
 
     ledger = Ledger()
