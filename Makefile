@@ -3,6 +3,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# One process a core, four at most: each takes about a gigabyte.
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 .PHONY: help demo test test-slow coverage format lint figures bench bench-parts clean
@@ -18,7 +20,7 @@ demo: $(VENV)/installed  ## install, compare DP-SGD and Spectral-DP on digits, w
 	$(BIN)/spectral-dp report runs/demo --out runs/demo/report.html
 
 test: lint  ## install what is missing, lint, check types, run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: $(VENV)/installed-dev  ## run the tests that train and audit at length
 	$(BIN)/python -m pytest -m slow
