@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import pickle
 
 import numpy as np
@@ -169,3 +170,19 @@ def test_an_engine_chooses_the_coins_whatever_the_loader_it_is_given_has(options
     assert type(loader.coins) is kind
     assert loader.coins.seed == options.get("seed")
     assert loader.is_private is not bool(options)
+
+
+@pytest.mark.parametrize(("coins", "is_shared"), [(SecureCoins(), False), (seeded(), True)])
+def test_a_forked_process_has_batches_of_its_own(coins, is_shared):
+    """Two processes that went on with the same batches would not be two samples of the data."""
+    tosses = coins.tosses(1000, 0.5, 0, 0)
+    next(tosses)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        os.write(write, next(tosses).tobytes())  # fits into the pipe
+        os._exit(0)
+    os.waitpid(child, 0)
+    drawn = os.read(read, 1 << 16)
+    assert len(drawn) > 0
+    assert (drawn == next(tosses).tobytes()) is is_shared

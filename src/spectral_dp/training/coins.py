@@ -50,7 +50,8 @@ class Coins(ABC):
 class SecureCoins(Coins):
     """Unpredictable coins: ChaCha20 with a new key from the operating system for every epoch.
 
-    The key is never stored. When an epoch starts again, from this source or from a copy of it, the coins are new.
+    The key is never stored. When an epoch starts again, from this source or from a copy of it, the coins are new. So
+    are those of the rest of an epoch in a forked process: from its next step on, it has batches of its own.
     (A ``torch.Generator`` on the CPU would not be secure: it has only 2³² seeds, and an attacker can try them all.)
     """
 
@@ -58,7 +59,11 @@ class SecureCoins(Coins):
 
     def tosses(self, size: int, sample_rate: float, epoch: int, first_step: int) -> Iterator[NDArray[np.intp]]:
         """Yields fresh tosses."""
-        return _tosses(os.urandom(32), size, sample_rate, epoch, first_step)
+        key, process = os.urandom(32), os.getpid()
+        for step in itertools.count(first_step):
+            if os.getpid() != process:  # two processes with the same batches would not be two samples
+                key, process = os.urandom(32), os.getpid()
+            yield _toss(key, size, sample_rate, epoch, step)
 
 
 class SeededCoins(Coins):
@@ -85,16 +90,15 @@ class SeededCoins(Coins):
     def tosses(self, size: int, sample_rate: float, epoch: int, first_step: int) -> Iterator[NDArray[np.intp]]:
         """Yields the tosses that belong to the seed and the epoch."""
         key = hashlib.sha256(f"Poisson {self.seed}".encode()).digest()
-        return _tosses(key, size, sample_rate, epoch, first_step)
+        return (_toss(key, size, sample_rate, epoch, step) for step in itertools.count(first_step))
 
 
-def _tosses(key: bytes, size: int, sample_rate: float, epoch: int, first_step: int) -> Iterator[NDArray[np.intp]]:
+def _toss(key: bytes, size: int, sample_rate: float, epoch: int, step: int) -> NDArray[np.intp]:
     largest = np.uint64(int(sample_rate * 2.0**64) - 1)  # of 2^64 words, floor(q 2^64) are heads
-    for step in itertools.count(first_step):
-        nonce = bytes(8) + epoch.to_bytes(4, "little") + step.to_bytes(4, "little")  # the first 8 bytes count blocks
-        stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-        heads = []
-        for start in range(0, size, _CHUNK):
-            words = np.frombuffer(stream.update(bytes(8 * min(_CHUNK, size - start))), dtype="<u8")
-            heads.append(start + np.flatnonzero(words <= largest))
-        yield np.concatenate(heads)
+    nonce = bytes(8) + epoch.to_bytes(4, "little") + step.to_bytes(4, "little")  # the first 8 bytes count blocks
+    stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    heads = []
+    for start in range(0, size, _CHUNK):
+        words = np.frombuffer(stream.update(bytes(8 * min(_CHUNK, size - start))), dtype="<u8")
+        heads.append(start + np.flatnonzero(words <= largest))
+    return np.concatenate(heads)
