@@ -156,3 +156,22 @@ def test_without_a_criterion_it_is_the_cross_entropy():
 def test_another_reduction_than_announced_is_refused():
     with pytest.raises(ValueError, match=r"reduction='sum', but loss_reduction='mean': give both the same"):
         private_run(grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss(reduction="sum"))
+
+
+@pytest.mark.parametrize("form", ["flattened", "classes second"])
+def test_a_sequence_counts_the_same_beside_a_longer_one(form):
+    """Divided by the width of the batch, one long record would shorten the gradients of all others."""
+    criterion = PrivateCriterion(nn.CrossEntropyLoss(), "mean")
+    output, target = torch.randn(1, 3, 4, requires_grad=True), torch.tensor([[0, 1, -100]])
+
+    def gradient(width):
+        padded = F.pad(output, (0, 0, 0, width - 3)), F.pad(target, (0, width - 3), value=-100)
+        if form == "flattened":
+            loss = criterion(padded[0].flatten(0, 1), padded[1].flatten(), shape=padded[1].shape)
+        else:
+            loss = criterion(padded[0].mT, padded[1])
+        return torch.autograd.grad(loss, output)[0]
+
+    alone = torch.autograd.grad(F.cross_entropy(output[0], target[0]), output)[0]
+    torch.testing.assert_close(gradient(3), alone)
+    torch.testing.assert_close(gradient(30), alone)

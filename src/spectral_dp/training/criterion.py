@@ -40,6 +40,9 @@ class PrivateCriterion:
     * The losses of the samples are added and, if the reduction is the mean, divided by their number only. So class
       weights and ignored labels are safe here. (torch's own mean divides by a number that depends on the whole batch.)
     * The assumption is that ``criterion`` with ``reduction="none"`` treats samples independently.
+    * A sample with several losses counts with the mean over those that are not ignored. The rehearsal must find two
+      other cases, which divide by the length of the longest sequence: positions that were flattened without giving
+      ``shape``, and padding in a loss that has no ``ignore_index``.
 
     Args:
         criterion: The loss function; None means the cross entropy. If it has a ``reduction``, as the losses of
@@ -74,12 +77,12 @@ class PrivateCriterion:
         losses: Tensor = self._of_each(*args, **kwargs)
         if self.loss_reduction == "sum":
             return losses.sum()
-        if shape is None or losses.ndim == 0 or len(losses) != shape[0] * shape[1]:
-            return losses.mean()
+        if shape is not None and losses.ndim == 1 and len(losses) == shape[0] * shape[1]:
+            losses = losses.view(shape[0], shape[1])
         ignored = getattr(self.criterion, "ignore_index", None)
-        target = kwargs["target"] if "target" in kwargs else args[1]
-        positions = losses.view(shape[0], shape[1])
-        if ignored is None:
-            return positions.mean()
-        counted = (target.view(shape[0], shape[1]) != ignored).sum(1).clamp(min=1)
-        return (positions.sum(1) / counted).mean()
+        target = kwargs["target"] if "target" in kwargs else args[1] if len(args) > 1 else None
+        if losses.ndim < 2 or ignored is None or target is None or target.numel() != losses.numel():
+            return losses.mean()
+        # Not by the width of the batch, which is that of its longest sequence.
+        counted = (target.reshape(losses.shape) != ignored).flatten(1).sum(1).clamp(min=1)
+        return (losses.flatten(1).sum(1) / counted).mean()
