@@ -90,3 +90,17 @@ def test_a_budget_that_only_warns_stops_nobody():
 def test_without_a_budget_nothing_stops():
     books = Bookkeeping(Ledger(Relation.ADD_OR_REMOVE_ONE), RATE)
     assert not books.must_stop(1e-9)
+
+
+def test_noise_for_other_neighbours_than_the_ledger_accounts_for_is_refused():
+    """Half the noise that replacing a record needs would leave under a ledger that says replace-one."""
+    books = Bookkeeping(Ledger(Relation.REPLACE_ONE), RATE)
+    model, optimizer, step = trained(books)
+    before = model.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"add_or_remove_one.*the ledger accounts for replace_one"):
+        step()
+    assert books.ledger.steps == 0
+    assert torch.equal(model.weight, before)
+    optimizer.relation = Relation.REPLACE_ONE
+    step()
+    assert books.ledger.steps == 1

@@ -23,8 +23,14 @@ class Bookkeeping:
         """Enters a release in the ledger. Call it before the release happens.
 
         Raises:
+            ValueError: If the noise is for other neighbours than the ledger accounts for.
             BudgetExhausted: If the budget does not allow this release. Then nothing is entered.
         """
+        if release.relation != self.ledger.relation:
+            raise ValueError(
+                f"the noise of this release is for neighbours under {release.relation}, but the ledger accounts for "
+                f"{self.ledger.relation}: choose it once, as PrivacyEngine(relation=...)"
+            )
         if self.budget is not None:
             self.budget.check(self.ledger, release.noise_multiplier, self.sample_rate)
         self.ledger.record(release.noise_multiplier, self.sample_rate)
