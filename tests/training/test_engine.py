@@ -1,5 +1,6 @@
 import copy
 import math
+import pickle
 import warnings
 
 import pytest
@@ -392,8 +393,15 @@ class TestOnlyReleasedGradientsAreUsed:
         optimizer.register_step_post_hook(lambda *_: calls.append("after"))
         train(model, optimizer, loader)
         assert calls == ["before", "after"] * 6
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, pickle.dumps])
+    def test_a_private_optimizer_is_not_copied(self, duplicate):
+        """Torch lets a copy patch the class, so that no private optimizer of the process could step any more."""
+        _, model, optimizer, loader = setup()
         with pytest.raises(TypeError, match="one run"):
-            copy.deepcopy(optimizer)
+            duplicate(optimizer)
+        train(model, optimizer, loader)
+        assert optimizer.steps == len(loader)
 
 
 class TestAccounting:

@@ -175,3 +175,21 @@ def test_impossible_noise_is_refused_before_anything_is_released(sigma):
         train(model, optimizer, loader)
     assert len(engine.accountant) == 0
     assert torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)])
+def test_no_learning_rate_follows_the_pieces(lr):
+    """The weights, and the rate itself, would tell without noise how many pieces there were: the size of the batch."""
+    engine, model, optimizer, loader = private_run(max_physical_batch_size=2)
+    optimizer.param_groups[0]["lr"] = lr
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    with pytest.raises(RuntimeError, match=r"changed within a logical step.*if loader.current.is_last: scheduler.step"):
+        train(model, optimizer, loader, after_step=schedule.step)
+    assert len(engine.accountant) == 0
+
+
+def test_a_learning_rate_may_follow_the_logical_steps():
+    engine, model, optimizer, loader = private_run(max_physical_batch_size=2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    train(model, optimizer, loader, after_step=lambda: loader.current.is_last and schedule.step())
+    assert len(engine.accountant) == schedule.last_epoch == len(loader)

@@ -110,7 +110,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._consumed: PhysicalBatch | None = None
         self._pieces = 0  # physical batches of the logical step that were summed
         self._read_only: int | None = None  # the last epoch of which a batch was read without training
-        self._bounded_by: tuple[Clipping, float, tuple[int, ...]] | None = None
+        self._bounded_by: tuple[Any, ...] | None = None
         self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # last gradient and its version
         self._check_parameters()
         for name in dir(Optimizer):  # hooks belong to the wrapped optimizer, which makes the step
@@ -166,6 +166,10 @@ class PrivateOptimizer(OpacusNames, Optimizer):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrivateOptimizer:
         raise TypeError("a private optimizer belongs to one run and its ledger: copy the model, or save a checkpoint")
+
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        # Torch would let a copy patch the class itself, and then no private optimizer of this process could step.
+        raise TypeError("a private optimizer belongs to one run and its ledger: save a checkpoint, or its state_dict()")
 
     def __repr__(self) -> str:
         settings = f"{self.clipping}, noise_multiplier={self.noise_multiplier:g}"
@@ -348,15 +352,28 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._read_only = batch.step[0]
 
     def _check_unchanged(self, *, begins: bool) -> None:
-        """Raises ``RuntimeError`` unless clipping and noise are the same for all samples of a logical step."""
-        now = (self.clipping, self.noise_multiplier, tuple(map(id, self.gradients.trained)))
+        """Raises ``RuntimeError`` unless clipping, noise and learning rate are the same for all of a logical step.
+
+        A learning rate that follows the pieces would tell how many there were, without noise, in what it makes of the
+        weights.
+        """
+        now = (self.clipping, self.noise_multiplier, tuple(map(id, self.gradients.trained)), self._hyperparameters())
         if not begins and now != self._bounded_by:
             raise RuntimeError(
-                "clipping, noise, or what is trained, was changed within a logical step: how many pieces a step has is "
-                "secret, so a schedule must not follow it. Change it after a step() that released, when "
-                "loader.current.is_last, or once an epoch"
+                "clipping, noise, the learning rate, or what is trained, was changed within a logical step: how many "
+                "pieces a step has is secret, so a schedule must not follow it. Change it after a step() that "
+                "released (`if loader.current.is_last: scheduler.step()`), or once an epoch"
             )
         self._bounded_by = now
+
+    def _hyperparameters(self) -> list[tuple[str, Any]]:
+        """The learning rate and the other numbers in the parameter groups, as they are now."""
+        return [
+            (name, value.tolist() if isinstance(value, Tensor) else value)
+            for group in self.param_groups
+            for name, value in group.items()
+            if name != "params" and isinstance(value, int | float | tuple | Tensor)
+        ]
 
     def _check_planned(self, plan: ReleasePlan) -> None:
         """Raises ``RuntimeError`` unless the sums have as many coordinates as the plan says."""
