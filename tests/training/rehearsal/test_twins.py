@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.support.loops import padded, private, train
+from tests.support.loops import Text, padded, private, train
 from tests.support.random_collation import (
     ALONE,
     WITH_A_COUPLING,
@@ -43,6 +43,22 @@ def test_beside_a_coupling_they_do_not_hide_it(data, collate_fn, make, loss, mes
     with pytest.raises(RehearsalError, match=message):
         train(model, optimizer, loader, loss)
     assert engine.accountant.ledger.steps == 0
+
+
+def test_twins_of_which_chance_leaves_the_same_are_compared_again():
+    """All texts begin with the same token, and the shortest of random truncations leave nothing else."""
+    data = [(torch.cat([torch.tensor([1]), x]), 0) for x, _ in texts(0)]
+
+    def truncated(records):
+        return batch_of([x[: int(1 + torch.rand(()) ** 2 * len(x))] for x, _ in records], records)
+
+    def train_on(make):
+        _, model, optimizer, loader = private(make, data=lambda: data, collate_fn=truncated)
+        return train(model, optimizer, loader, loss_of_records)
+
+    assert train_on(masked) <= 40
+    with pytest.raises(RehearsalError, match="number or length of the others"):
+        train_on(lambda: Text(False))
 
 
 def test_where_no_two_records_draw_alike_the_error_says_what_to_do():
