@@ -48,3 +48,11 @@ def test_negative_control_the_block_holds():
     result = run(BLOCKED + "import spectral_dp.cli")
     assert result.returncode != 0
     assert "typer" in result.stderr
+
+
+def test_the_rooms_are_attributes_before_anybody_has_imported_them():
+    """Not only after a name that happens to live there: ``spectral_dp.accounting.calibrate_noise`` just works."""
+    used = "import spectral_dp; spectral_dp.accounting.calibrate_noise, spectral_dp.audit.run_audit, spectral_dp.layers"
+    result = run(BLOCKED + used)
+    assert result.returncode == 0, result.stderr
+    assert not hasattr(sys.modules["spectral_dp"], "no_such_room")

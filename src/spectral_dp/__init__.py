@@ -11,7 +11,8 @@ The rooms, from the ground up; imports point from later rooms to earlier ones on
 - ``audit``: attempts to prove a claimed epsilon wrong.
 - ``data``, ``models``, ``experiments``, ``cli``: the application on top, which needs the extra ``spectral-dp[cli]``.
 
-The public names are imported when they are first used, so that ``spectral-dp --help`` does not wait for torch.
+The public names, and the rooms of the library as attributes, are imported when they are first used, so that
+``spectral-dp --help`` does not wait for torch.
 """
 
 from importlib import import_module
@@ -85,6 +86,7 @@ _HOMES = {
     "training.rehearsal": ["RehearsalError"],
     "training.sampling": ["PoissonLoader"],
 }
+_ROOMS = {"accounting", "audit", "gradients", "layers", "mechanism", "relations", "training", "utils", "validators"}
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -129,6 +131,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value  # the next look-up does not come here
         return value
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
