@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from time import perf_counter
 from typing import Any, Literal
 
 from spectral_dp.audit.statistics.coverage import Coverage
@@ -25,7 +23,7 @@ class Verdict:
         wanted: On which side of the claim the measured value must lie.
         confidence: That the audit does not accuse a sound release, all its looks together; None where it is exact.
         ok: Whether the claim stands; None where the audit could not be made (the note says why).
-        seconds: How long it took.
+        seconds: How long the audit took. :func:`~spectral_dp.audit.run_audit` measures it.
         note: In plain words, what was found or why it was left out.
         details: Plain values for the JSON report.
     """
@@ -41,6 +39,33 @@ class Verdict:
     seconds: float = 0.0
     note: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def at_most(
+        cls,
+        audit: str,
+        tested: str,
+        quantity: str,
+        claimed: float,
+        measured: float,
+        *,
+        slack: float = 0.0,
+        confidence: float | None = None,
+        note: str = "",
+        details: Mapping[str, Any] | None = None,
+    ) -> Verdict:
+        """Returns the verdict on a value that must not exceed the claimed one by more than ``slack``."""
+        ok = measured <= claimed + slack
+        return cls(audit, tested, quantity, claimed, measured, "at most", confidence, ok, 0.0, note, details or {})
+
+    @classmethod
+    def of_p_value(
+        cls, audit: str, tested: str, law: str, p: float, confidence: float, *, note: str, details: Mapping[str, Any]
+    ) -> Verdict:
+        """Returns the verdict of a statistical test for a claimed law, from the p-value of all its looks together."""
+        level = 1 - confidence
+        quantity = f"p-value of {law}"
+        return cls(audit, tested, quantity, level, p, "at least", confidence, p >= level, 0.0, note, details)
 
     @classmethod
     def left_out(cls, audit: str, reason: str) -> Verdict:
@@ -133,22 +158,6 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join([f"audit of {self.target}", *map(str, self.verdicts), self.conclusion])
-
-
-class Stopwatch:
-    """How long the work inside :func:`timed` took."""
-
-    seconds: float = 0.0
-
-
-@contextmanager
-def timed() -> Iterator[Stopwatch]:
-    """Measures the time that a block takes."""
-    watch, begin = Stopwatch(), perf_counter()
-    try:
-        yield watch
-    finally:
-        watch.seconds = perf_counter() - begin
 
 
 def _finite(value: Any) -> Any:

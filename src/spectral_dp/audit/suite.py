@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,25 +25,30 @@ from spectral_dp.audit.checks.neighbours import check_neighbours
 from spectral_dp.audit.checks.noise_law import check_noise_law
 from spectral_dp.audit.checks.sampling import check_sampling
 from spectral_dp.audit.instruments.flock import Flock, make_flocks
-from spectral_dp.audit.instruments.noise_map import NoiseMap
 from spectral_dp.audit.instruments.noise_search import Unstructured, find_noise_map
-from spectral_dp.audit.report import Report, Verdict, timed
+from spectral_dp.audit.report import Report, Verdict
 from spectral_dp.audit.statistics.bounds import corrected
+from spectral_dp.audit.statistics.coverage import Coverage
 from spectral_dp.audit.targets.target import Target
 
-#: What :func:`run_audit` does, in order.
-STAGES = (
+#: The lines of a report, in order. Some targets allow only a part of them.
+AUDITS = (
+    "accounting",
     "linear map",
     "neighbours",
+    "batch size",
+    "neighbours, not finite",
     "noise law",
-    "noise of every call",
-    "canaries in one step",
+    "noise, every call",
+    "canaries, one step",
+    "neighbours, over a run",
     "sampling",
-    "canaries over many steps",
+    "canaries, many steps",
+    "canaries, one run",
 )
 
 #: Audits of sampled runs.
-SAMPLED = ("neighbours, over a run", "sampling", "canaries, many steps", "canaries, one run")
+SAMPLED = AUDITS[-4:]
 
 #: Audits whose verdict is a matter of chance; they share the stated confidence.
 STATISTICAL = 6
@@ -95,9 +101,6 @@ FULL = Effort(
     thorough=True,
 )
 
-#: Is told the name of a stage when it begins.
-StageCallback = Callable[[str], None]
-
 
 def run_audit(
     target: Target,
@@ -105,7 +108,7 @@ def run_audit(
     effort: Effort = FAST,
     confidence: float = 0.99,
     seed: int | None = None,
-    on_stage: StageCallback = lambda stage: None,
+    on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Report:
     """Makes every audit that the target allows.
 
@@ -123,128 +126,110 @@ def run_audit(
         confidence: Probability with which a target that is what it claims must pass. It is shared among the audits
             whose verdict is a matter of chance.
         seed: Seed of what the *auditor* chooses at random (blocks, directions, coins). If None, it is drawn afresh.
-        on_stage: Called with the name of every stage when it begins. ``STAGES`` lists them.
+        on_verdict: Called with every verdict as soon as it is made. ``AUDITS`` lists their names.
     """
-    entropy = np.random.SeedSequence(seed)
-    generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
-    coins = np.random.default_rng(entropy)
-    each = corrected(confidence, STATISTICAL)
-    verdicts = _accounting(target)
-    first = first_calls(target, effort.steps, effort.calls)  # before anything else: they may be special ones
-    noise: NoiseMap | None = None
-    on_stage(STAGES[0])
-    if target.controls_noise:
-        noise, verdict = _linear_map(target, effort, generator)
-        verdicts.append(verdict)
-        on_stage(STAGES[1])
-        verdicts += check_neighbours(target, generator, thorough=effort.thorough)
-    else:
-        reason = "the noise does not come from torch, so it cannot be switched off: statistics only"
-        verdicts += [Verdict.left_out(name, reason) for name in ("linear map", "neighbours", "batch size")]
-    on_stage(STAGES[2])
-    verdicts.append(check_noise_law(target, noise, effort.noise_steps, each))
-    on_stage(STAGES[3])
-    verdict, coverage = check_every_call(target, noise, effort.steps, effort.calls, each, generator, first)
-    verdicts.append(verdict)
-    on_stage(STAGES[4])
-    with timed() as watch:
+    suite = _Suite(target, effort, corrected(confidence, STATISTICAL), seed)
+    verdicts, began = list[Verdict](), perf_counter()
+    for verdict in suite.verdicts():
+        verdicts.append(replace(verdict, seconds=perf_counter() - began))
+        on_verdict(verdicts[-1])
+        began = perf_counter()
+    return Report(target.name, _claim(target), tuple(verdicts), suite.scores, suite.coverage)
+
+
+class _Suite:
+    """The audits of one target, made one after another.
+
+    Attributes:
+        scores: The canary scores of single steps, by whether the canary was in the batch.
+        coverage: Which calls of the target had their noise looked at.
+    """
+
+    def __init__(self, target: Target, effort: Effort, confidence: float, seed: int | None) -> None:
+        self._target, self._effort, self._confidence = target, effort, confidence
+        entropy = np.random.SeedSequence(seed)
+        self._generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
+        self._coins = np.random.default_rng(entropy)
+        self.scores: dict[str, Any] = {}
+        self.coverage: Coverage | None = None
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """Yields every verdict as soon as it is made."""
+        target, effort, confidence, generator = self._target, self._effort, self._confidence, self._generator
+        yield from _accounting(target)
+        first = first_calls(target, effort.steps, effort.calls)  # before anything else: they may be special ones
+        noise = None
+        if target.controls_noise:
+            try:
+                noise = find_noise_map(target)
+            except Unstructured as error:
+                yield Verdict.left_out("linear map", str(error))
+            else:
+                yield check_linear_map(target, noise, target.blocks(effort.blocks, generator), generator)
+            yield from check_neighbours(target, generator, thorough=effort.thorough)
+        else:
+            reason = "the noise does not come from torch, so it cannot be switched off: statistics only"
+            yield from _left_out(("linear map", "neighbours", "batch size"), reason)
+        yield check_noise_law(target, noise, effort.noise_steps, confidence)
+        verdict, self.coverage = check_every_call(
+            target, noise, effort.steps, effort.calls, confidence, generator, first
+        )
+        yield verdict
         blocks = target.blocks(effort.canary_blocks, generator)
         flocks = make_flocks(target, blocks, effort.per_block, generator, noise)
-    if not flocks:
-        reason = "no canary shows in a release: records far beyond the clipping bound are dropped, it seems"
-        verdicts += [Verdict.left_out(name, reason) for name in ("canaries, one step", *SAMPLED)]
-        return Report(target.name, _claim(target), tuple(verdicts), coverage=coverage)
-    scores, verdict = _one_step(target, flocks, effort, each, coins, watch.seconds)
-    verdicts.append(verdict)
-    largest = max(flocks, key=lambda flock: len(flock.canaries))
-    verdicts += _sampled(target, largest, effort, each, coins, on_stage)
-    shown = {"inside": scores.values[scores.included], "outside": scores.values[~scores.included]}
-    return Report(target.name, _claim(target), tuple(verdicts), shown, coverage)
+        if not flocks:
+            reason = "no canary shows in a release: records far beyond the clipping bound are dropped, it seems"
+            yield from _left_out(("canaries, one step", *SAMPLED), reason)
+            return
+        yield self._one_step(flocks)
+        yield from self._sampled(max(flocks, key=lambda flock: len(flock.canaries)))
+
+    def _one_step(self, flocks: list[Flock]) -> Verdict:
+        wanted = self._effort.scores / len(flocks)
+        rounds = [max(2, math.ceil(wanted / len(flock.canaries))) for flock in flocks]
+        scores = StepScores.pooled(
+            score_steps(self._target, flock, count, self._coins) for flock, count in zip(flocks, rounds, strict=True)
+        )
+        self.scores = {"inside": scores.values[scores.included], "outside": scores.values[~scores.included]}
+        return check_one_step(scores, self._target, self._confidence)
+
+    def _sampled(self, flock: Flock) -> Iterator[Verdict]:
+        """Audits runs with the target's own sampling."""
+        target, effort, claim = self._target, self._effort, self._target.claim
+        if claim.moves != 1:
+            yield from _left_out(SAMPLED, "made for neighbours by one record more or less")
+            return
+        if target.controls_noise:
+            steps = min(max(4 * math.ceil(1 / claim.sample_rate), claim.steps), effort.steps)
+            yield from check_sampling(target, flock, steps, self._confidence, self._coins)
+        else:
+            yield from _left_out(SAMPLED[:2], "needs the noise switched off")
+        runs = math.ceil(effort.run_scores / len(flock.canaries))
+        scores = score_runs(target, flock, min(claim.steps, effort.steps), runs, self._coins)
+        yield check_many_steps(scores, target, self._confidence)
+        yield check_one_run(scores, target, self._confidence)
 
 
-def _accounting(target: Target) -> list[Verdict]:
-    """Whether a stated epsilon is what the other settings spend."""
+def _accounting(target: Target) -> Iterator[Verdict]:
+    """Compares a stated epsilon with what the other settings spend."""
     claim = target.claim
-    if claim.stated_epsilon is None:
-        return []
-    with timed() as watch:
-        spent = claim.epsilon
-    return [
-        Verdict(
-            audit="accounting",
-            tested=f"{claim.steps} steps at sample rate {claim.sample_rate:.4g}",
-            quantity="epsilon stated",
-            claimed=claim.stated_epsilon,
-            measured=spent,
-            wanted="at most",
-            confidence=None,
-            ok=spent <= claim.stated_epsilon * (1 + ACCOUNTING_SLACK),
-            seconds=watch.seconds,
+    if claim.stated_epsilon is not None:
+        yield Verdict.at_most(
+            "accounting",
+            f"{claim.steps} steps at sample rate {claim.sample_rate:.4g}",
+            "epsilon stated",
+            claim.stated_epsilon,
+            claim.epsilon,
+            slack=ACCOUNTING_SLACK * claim.stated_epsilon,
             note=f"noise multiplier {claim.noise_multiplier:.4g}",
         )
-    ]
 
 
-def _linear_map(target: Target, effort: Effort, generator: torch.Generator) -> tuple[NoiseMap | None, Verdict]:
-    with timed() as watch:
-        try:
-            noise = find_noise_map(target)
-        except Unstructured as error:
-            return None, Verdict.left_out("linear map", str(error))
-    verdict = check_linear_map(target, noise, target.blocks(effort.blocks, generator), generator)
-    return noise, replace(verdict, seconds=verdict.seconds + watch.seconds)
-
-
-def _one_step(
-    target: Target,
-    flocks: list[Flock],
-    effort: Effort,
-    confidence: float,
-    coins: np.random.Generator,
-    seconds: float,
-) -> tuple[StepScores, Verdict]:
-    with timed() as watch:
-        scores = StepScores.pooled(
-            score_steps(target, flock, _rounds(effort.scores / len(flocks), flock), coins) for flock in flocks
-        )
-    return scores, check_one_step(scores, target, confidence, seconds + watch.seconds)
-
-
-def _sampled(
-    target: Target,
-    flock: Flock,
-    effort: Effort,
-    confidence: float,
-    coins: np.random.Generator,
-    on_stage: StageCallback,
-) -> list[Verdict]:
-    claim = target.claim
-    if claim.moves != 1:
-        return [Verdict.left_out(name, "made for neighbours by one record more or less") for name in SAMPLED]
-    verdicts = []
-    on_stage(STAGES[5])
-    if target.controls_noise:
-        steps = min(max(4 * math.ceil(1 / claim.sample_rate), claim.steps), effort.steps)
-        verdicts += check_sampling(target, flock, steps, confidence, coins)
-    else:
-        verdicts += [Verdict.left_out(name, "needs the noise switched off") for name in SAMPLED[:2]]
-    on_stage(STAGES[6])
-    with timed() as watch:
-        runs = math.ceil(effort.run_scores / len(flock.canaries))
-        scores = score_runs(target, flock, min(claim.steps, effort.steps), runs, coins)
-    return [
-        *verdicts,
-        check_many_steps(scores, target, confidence, watch.seconds),
-        check_one_run(scores, target, confidence),
-    ]
-
-
-def _rounds(scores: float, flock: Flock) -> int:
-    return max(2, math.ceil(scores / len(flock.canaries)))
+def _left_out(names: Sequence[str], reason: str) -> list[Verdict]:
+    return [Verdict.left_out(name, reason) for name in names]
 
 
 def _claim(target: Target) -> dict[str, Any]:
-    claim = target.claim
-    names = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "sample_rate", "steps", "delta", "epsilon")
-    stated = {} if claim.stated_epsilon is None else {"stated_epsilon": claim.stated_epsilon}
-    return {name: getattr(claim, name) for name in names} | {"relation": str(claim.relation)} | stated
+    """Returns the claim as plain values, with the epsilon that follows from it."""
+    claim = asdict(target.claim) | {"epsilon": target.claim.epsilon, "relation": str(target.claim.relation)}
+    return {name: value for name, value in claim.items() if name != "stated_epsilon" or value is not None}

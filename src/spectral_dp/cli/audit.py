@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +16,7 @@ from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.files import write_json
 
 if TYPE_CHECKING:
-    from spectral_dp.audit import Report, Target
+    from spectral_dp.audit import Report, Target, Verdict
 
 #: Exit code of an audit that found a violation.
 VIOLATION = 1
@@ -136,22 +134,14 @@ def _target(
 
 def _report(target: Target, full: bool, confidence: float, seed: int | None, quiet: bool) -> Report:
     from spectral_dp.audit import FAST, FULL, run_audit
+    from spectral_dp.audit.suite import AUDITS
 
-    with _progress(quiet) as progress:
-        return run_audit(target, effort=FULL if full else FAST, confidence=confidence, seed=seed, on_stage=progress)
+    with progress_bar("audit", "audits", quiet=quiet) as update:
 
+        def show(verdict: Verdict) -> None:
+            update(total=len(AUDITS), completed=AUDITS.index(verdict.audit) + 1, facts=f"{verdict.audit} done")
 
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """The stages of the audit, on stderr."""
-    if quiet:
-        yield lambda stage: None
-        return
-    from spectral_dp.audit.suite import STAGES
-
-    with progress_bar("audit", "stages") as update:
-        yield lambda stage: update(total=len(STAGES), completed=STAGES.index(stage), facts=stage)
-        update(completed=len(STAGES), facts="done")
+        return run_audit(target, effort=FULL if full else FAST, confidence=confidence, seed=seed, on_verdict=show)
 
 
 def _table(report: Report) -> Table:

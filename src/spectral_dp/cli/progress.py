@@ -43,9 +43,12 @@ def run_all(runs: Mapping[str, ResolvedSettings], root: Path, jobs: int, *, to_g
 
 
 @contextmanager
-def progress_bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr; yields what updates its ``total``, ``completed`` and the ``facts`` behind it."""
+def progress_bar(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Shows a progress bar on stderr, unless it is to be quiet.
+
+    Yields a function that updates its ``total``, its ``completed`` and the ``facts`` behind it.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
+    with Progress(*columns, *times, console=Console(stderr=True), disable=quiet) as bar:
         yield partial(bar.update, bar.add_task(title, total=None, facts="preparing"))

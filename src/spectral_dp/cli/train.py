@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,8 +62,18 @@ def train_command(
 def _run(settings: ResolvedSettings, directory: Any, resume: bool, quiet: bool) -> dict[str, Any]:
     from spectral_dp.experiments.trainer import Interrupted, run
 
+    title = f"{settings.dataset} {settings.model} {settings.method}"
     try:
-        with _progress(settings, quiet) as show:
+        with progress_bar(title, "steps", quiet=quiet) as update:
+
+            def show(progress: TrainingProgress) -> None:
+                facts = [f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"]
+                if progress.accuracy is not None:
+                    facts.append(f"held-out {100 * progress.accuracy:.2f} %")
+                if progress.epsilon is not None:
+                    facts.append(f"epsilon {rounded_up(progress.epsilon)}")
+                update(total=progress.steps, completed=progress.step, facts=", ".join(facts))
+
             return run(settings, directory, resume=resume, show=show)
     except (Interrupted, KeyboardInterrupt) as stop:
         typer.echo(f"{stop or 'stopped'}\ngo on with: spectral-dp train --out {directory.path} --resume", err=True)
@@ -82,25 +90,6 @@ def _warn_of_unused(settings: Settings, given: dict[str, Any]) -> None:
 def _default_directory(settings: ResolvedSettings) -> Path:
     model = settings.model.replace(":", ".")
     return Path("runs", f"{settings.dataset}-{model}-{settings.method}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-@contextmanager
-def _progress(settings: ResolvedSettings, quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
-    """Steps, time left, held-out accuracy and epsilon spent so far."""
-    if quiet:
-        yield lambda _: None
-        return
-    with progress_bar(f"{settings.dataset} {settings.model} {settings.method}", "steps") as update:
-
-        def show(progress: TrainingProgress) -> None:
-            facts = [f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"]
-            if progress.accuracy is not None:
-                facts.append(f"held-out {100 * progress.accuracy:.2f} %")
-            if progress.epsilon is not None:
-                facts.append(f"epsilon {rounded_up(progress.epsilon)}")
-            update(total=progress.steps, completed=progress.step, facts=", ".join(facts))
-
-        yield show
 
 
 def _table(summary: dict[str, Any], directory: Path) -> Table:

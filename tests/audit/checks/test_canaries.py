@@ -21,7 +21,7 @@ def one_step(target, rounds=30, seed=0):
     generator, coins = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     flocks = make_flocks(target, target.blocks(4, generator), 16, generator)
     scores = canaries.StepScores.pooled(canaries.score_steps(target, f, rounds, coins) for f in flocks)
-    return canaries.check_one_step(scores, target, CONFIDENCE, 0.0), scores
+    return canaries.check_one_step(scores, target, CONFIDENCE), scores
 
 
 @pytest.mark.parametrize("relation", list(Relation))
@@ -36,7 +36,7 @@ def test_scores_follow_the_claim(relation):
     assert inside.mean() == pytest.approx(middle + apart / 2, abs=error)
     assert outside.mean() == pytest.approx(middle - apart / 2, abs=error)
     assert inside.std() == pytest.approx(1, abs=error)
-    verdict = canaries.check_one_step(scores, target, CONFIDENCE, 0.0)
+    verdict = canaries.check_one_step(scores, target, CONFIDENCE)
     assert verdict.ok
     assert verdict.measured > 0.5 * verdict.claimed, "a bound that says nothing would pass anything"
 
@@ -61,7 +61,7 @@ def test_a_mistake_in_one_class_of_coordinates_shows_there():
 def test_a_run_with_too_few_canaries_is_not_judged():
     target = doubles.target(doubles.sound)
     scores = canaries.RunScores(np.zeros((2, 3)), np.array([True, False]), 0.1)
-    assert canaries.check_many_steps(scores, target, CONFIDENCE, 0.0).ok is None
+    assert canaries.check_many_steps(scores, target, CONFIDENCE).ok is None
 
 
 def test_classes_with_too_few_scores_are_not_judged():
@@ -77,7 +77,7 @@ def test_runs(mechanism, ok):
     target = doubles.target(getattr(broken_mechanisms, mechanism), claim=claim)
     scores = canaries.score_runs(target, small.largest_flock(target, 16), 20, 30, np.random.default_rng(0))
     assert scores.values.shape == (30 * 16, 20)
-    verdict = canaries.check_many_steps(scores, target, CONFIDENCE, 0.0)
+    verdict = canaries.check_many_steps(scores, target, CONFIDENCE)
     assert verdict.ok is ok
     single = canaries.check_one_run(scores, target, CONFIDENCE)
     assert single.measured <= verdict.claimed or not ok

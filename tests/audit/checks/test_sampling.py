@@ -17,7 +17,7 @@ CONFIDENCE = 0.999
 
 
 def verdicts(target, steps=60):
-    return check_sampling(target, small.largest_flock(target, 16), steps, CONFIDENCE, np.random.default_rng(0))
+    return list(check_sampling(target, small.largest_flock(target, 16), steps, CONFIDENCE, np.random.default_rng(0)))
 
 
 def verdict(target, steps=60):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from spectral_dp import accounting
 from spectral_dp.audit.instruments.flock import Flock
-from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.report import Verdict
 from spectral_dp.audit.statistics.bounds import LowerBound, corrected, gaussian_lower_bound
 from spectral_dp.audit.statistics.one_run import bound_from_guesses
 from spectral_dp.audit.statistics.sampled import log_likelihood_ratio, sampled_lower_bound
@@ -74,30 +74,26 @@ def score_steps(target: Target, flock: Flock, rounds: int, coins: np.random.Gene
     return StepScores(np.concatenate(values), np.concatenate(included), layers, kinds)
 
 
-def check_one_step(scores: StepScores, target: Target, confidence: float, seconds: float) -> Verdict:
+def check_one_step(scores: StepScores, target: Target, confidence: float) -> Verdict:
     """Judges scores of single steps by the trade-off of the Gaussian mechanism."""
     claim = target.claim
-    with timed() as watch:
-        groups = scores.groups()
-        each = corrected(confidence, max(len(groups), 1))
-        bounds: dict[str, LowerBound] = {}
-        for name, mask in groups.items():
-            values, included = scores.values[mask], scores.included[mask]
-            bounds[name] = gaussian_lower_bound(values[included], values[~included], delta=claim.delta, confidence=each)
+    groups = scores.groups()
+    each = corrected(confidence, max(len(groups), 1))
+    bounds: dict[str, LowerBound] = {}
+    for name, mask in groups.items():
+        values, included = scores.values[mask], scores.included[mask]
+        bounds[name] = gaussian_lower_bound(values[included], values[~included], delta=claim.delta, confidence=each)
     if not bounds:
         return Verdict.left_out("canaries, one step", f"{len(scores.values)} scores are too few to judge")
     worst = max(bounds, key=lambda name: bounds[name].epsilon)
     bound = bounds[worst]
-    return Verdict(
-        audit="canaries, one step",
-        tested=f"{len(scores.values)} scores, {len(groups)} looks",
-        quantity="epsilon of one step",
-        claimed=claim.step_epsilon,
-        measured=bound.epsilon,
-        wanted="at most",
+    return Verdict.at_most(
+        "canaries, one step",
+        f"{len(scores.values)} scores, {len(groups)} looks",
+        "epsilon of one step",
+        claim.step_epsilon,
+        bound.epsilon,
         confidence=confidence,
-        ok=bound.epsilon <= claim.step_epsilon,
-        seconds=seconds + watch.seconds,
         note=f"most telling: {worst}, mu at least {bound.mu:.4g} (claimed {1 / claim.noise_multiplier:.4g})",
         details={
             name: {"mu": b.mu, "epsilon": b.epsilon, "scores_of_each_kind": b.trials} for name, b in bounds.items()
@@ -137,32 +133,26 @@ def score_runs(target: Target, flock: Flock, steps: int, runs: int, coins: np.ra
     return RunScores(np.concatenate(values), np.concatenate(included), rate)
 
 
-def check_many_steps(scores: RunScores, target: Target, confidence: float, seconds: float) -> Verdict:
+def check_many_steps(scores: RunScores, target: Target, confidence: float) -> Verdict:
     """Judges a run by the likelihood ratio of the sampled Gaussian, through the accountant's privacy loss."""
     claim, steps, rate = target.claim, scores.values.shape[1], scores.sample_rate
     if min(scores.included.sum(), (~scores.included).sum()) < 2:
         return Verdict.left_out("canaries, many steps", f"{len(scores.included)} canaries are too few to judge")
-    with timed() as watch:
-        claimed = accounting.epsilon(claim.noise_multiplier, rate, steps, claim.delta)
-        bound = sampled_lower_bound(
-            scores.values[scores.included],
-            scores.values[~scores.included],
-            noise_multiplier=claim.noise_multiplier,
-            sample_rate=rate,
-            steps=steps,
-            delta=claim.delta,
-            confidence=confidence,
-        )
-    return Verdict(
-        audit="canaries, many steps",
-        tested=f"{len(scores.included)} canaries, {steps} steps at sample rate {rate:.4g}",
-        quantity=_epsilon_of(steps, target),
-        claimed=claimed,
-        measured=bound.epsilon,
-        wanted="at most",
+    bound = sampled_lower_bound(
+        scores.values[scores.included],
+        scores.values[~scores.included],
+        noise_multiplier=claim.noise_multiplier,
+        sample_rate=rate,
+        steps=steps,
+        delta=claim.delta,
         confidence=confidence,
-        ok=bound.epsilon <= claimed,
-        seconds=seconds + watch.seconds,
+    )
+    return Verdict.at_most(
+        "canaries, many steps",
+        f"{len(scores.included)} canaries, {steps} steps at sample rate {rate:.4g}",
+        *_claimed_epsilon(scores, target),
+        bound.epsilon,
+        confidence=confidence,
         note=f"noise multiplier at most {bound.noise_multiplier:.4g} (claimed {claim.noise_multiplier:.4g})",
         details={
             "noise_multiplier_at_most": bound.noise_multiplier,
@@ -176,26 +166,23 @@ def check_many_steps(scores: RunScores, target: Target, confidence: float, secon
 
 def check_one_run(scores: RunScores, target: Target, confidence: float) -> Verdict:
     """Judges a run by how many of its canaries can be guessed right."""
-    claim, (canaries, steps), rate = target.claim, scores.values.shape, scores.sample_rate
-    with timed() as watch:
-        totals = log_likelihood_ratio(scores.values, claim.noise_multiplier, rate)
-        tries = sorted({max(1, canaries // share) for share in (20, 5, 2)})
-        bound = bound_from_guesses(totals, scores.included, guesses=tries, delta=claim.delta, confidence=confidence)
-        claimed = accounting.epsilon(claim.noise_multiplier, rate, steps, claim.delta)
-    return Verdict(
-        audit="canaries, one run",
-        tested=f"{canaries} canaries, {bound.correct} of {bound.guesses} guesses right; {steps} steps",
-        quantity=_epsilon_of(steps, target),
-        claimed=claimed,
-        measured=bound.epsilon,
-        wanted="at most",
+    claim, (canaries, steps) = target.claim, scores.values.shape
+    totals = log_likelihood_ratio(scores.values, claim.noise_multiplier, scores.sample_rate)
+    tries = sorted({max(1, canaries // share) for share in (20, 5, 2)})
+    bound = bound_from_guesses(totals, scores.included, guesses=tries, delta=claim.delta, confidence=confidence)
+    return Verdict.at_most(
+        "canaries, one run",
+        f"{canaries} canaries, {bound.correct} of {bound.guesses} guesses right; {steps} steps",
+        *_claimed_epsilon(scores, target),
+        bound.epsilon,
         confidence=confidence,
-        ok=bound.epsilon <= claimed,
-        seconds=watch.seconds,
         note="assumes nothing of noise or sampling",
         details={"guesses_tried": tries, "guesses": bound.guesses, "correct": bound.correct},
     )
 
 
-def _epsilon_of(steps: int, target: Target) -> str:
-    return "epsilon of the run" if steps == target.claim.steps else f"epsilon of {steps} steps"
+def _claimed_epsilon(scores: RunScores, target: Target) -> tuple[str, float]:
+    """Returns what the steps that were scored spend together if the claim holds, and its name in the report."""
+    claim, steps = target.claim, scores.values.shape[1]
+    name = "epsilon of the run" if steps == claim.steps else f"epsilon of {steps} steps"
+    return name, accounting.epsilon(claim.noise_multiplier, scores.sample_rate, steps, claim.delta)

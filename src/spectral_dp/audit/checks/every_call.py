@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp.audit.instruments.noise_map import NoiseMap, standardise_noise
-from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.report import Verdict
 from spectral_dp.audit.statistics.call_law import TAILS, CallNoise, judge_calls
 from spectral_dp.audit.statistics.coverage import Coverage
 from spectral_dp.audit.targets.noise_control import Script
@@ -64,41 +64,32 @@ def check_every_call(
     """
     claim, length = target.claim, _length(target, steps, calls)
     runs = math.ceil(calls / length)
-    with timed() as watch:
-        record, clean = _one_direction(target, noise, generator)
-        records = [record] * min(math.ceil(BATCH / claim.sample_rate), MOST_RECORDS)
-        releases: Iterator[Tensor] = itertools.chain.from_iterable(
-            target.run(records, length).releases for _ in range(runs)
-        )
-        releases = itertools.chain((release.double() for release in first), releases)
-        silence = CallNoise.NEARLY_ZERO * claim.noise_std
-        seen, finite = _looked_at(releases, clean, target.outputs, silence)
-        known = length if target.starts_afresh else len(first)
-        coverage = Coverage(len(seen.energies), known, claim.steps)
-        moving = len(target.outputs) - sum(_steady(target.outputs))
-        if not finite or not (seen.widths.sum() or moving):
-            p_values = {"any": 0.0}
-            note = "there is no noise" if finite else "the noise of a call is not finite"
-        else:
-            law = judge_calls(seen, confidence=confidence)
-            p_values, note = law.p_values, "" if law.ok else law.verdict
-            if law.ok and moving:
-                note = f"filters of {moving} parameters change with the step: only that they have noise was looked at"
-        p = min(p_values.values())
-    return Verdict(
-        audit="noise, every call",
-        tested=f"{coverage.calls} calls of {len(seen.widths)} parameters, steps 1 to {known} of {claim.steps}"
-        + (f", {runs} times" if runs > 1 else ""),
-        quantity="p-value of the claimed noise",
-        claimed=1 - confidence,
-        measured=p,
-        wanted="at least",
-        confidence=confidence,
-        ok=p >= 1 - confidence,
-        seconds=watch.seconds,
-        note=note,
-        details={"p_values": p_values, "coverage": coverage.to_json()},
-    ), coverage
+    record, clean = _one_direction(target, noise, generator)
+    records = [record] * min(math.ceil(BATCH / claim.sample_rate), MOST_RECORDS)
+    releases: Iterator[Tensor] = itertools.chain.from_iterable(
+        target.run(records, length).releases for _ in range(runs)
+    )
+    releases = itertools.chain((release.double() for release in first), releases)
+    silence = CallNoise.NEARLY_ZERO * claim.noise_std
+    seen, finite = _looked_at(releases, clean, target.outputs, silence)
+    known = length if target.starts_afresh else len(first)
+    coverage = Coverage(len(seen.energies), known, claim.steps)
+    moving = len(target.outputs) - sum(_steady(target.outputs))
+    if not finite or not (seen.widths.sum() or moving):
+        p_values = {"any": 0.0}
+        note = "there is no noise" if finite else "the noise of a call is not finite"
+    else:
+        law = judge_calls(seen, confidence=confidence)
+        p_values, note = law.p_values, "" if law.ok else law.verdict
+        if law.ok and moving:
+            note = f"filters of {moving} parameters change with the step: only that they have noise was looked at"
+    tested = f"{coverage.calls} calls of {len(seen.widths)} parameters, steps 1 to {known} of {claim.steps}"
+    tested += f", {runs} times" if runs > 1 else ""
+    p, details = min(p_values.values()), {"p_values": p_values, "coverage": coverage.to_json()}
+    verdict = Verdict.of_p_value(
+        "noise, every call", tested, "the claimed noise", p, confidence, note=note, details=details
+    )
+    return verdict, coverage
 
 
 def first_calls(target: Target, steps: int, calls: int) -> list[Tensor]:

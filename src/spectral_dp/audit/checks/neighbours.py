@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.report import Verdict
 from spectral_dp.audit.targets.noise_control import Script
-from spectral_dp.audit.targets.target import Hostile, Record, Target
+from spectral_dp.audit.targets.target import Record, Target
 
 #: Sizes of the batches of ordinary records to which every hostile record is added.
 SMALL = (0, 1, 2, 5, 20)
@@ -79,7 +79,7 @@ def large_sizes(expected: float) -> list[int]:
     return sorted(size for size in chosen if size not in SMALL)
 
 
-def check_neighbours(target: Target, generator: torch.Generator, *, thorough: bool = False) -> list[Verdict]:
+def check_neighbours(target: Target, generator: torch.Generator, *, thorough: bool = False) -> Iterator[Verdict]:
     """Measures how far one record can move the release.
 
     Args:
@@ -88,70 +88,52 @@ def check_neighbours(target: Target, generator: torch.Generator, *, thorough: bo
         thorough: Whether every hostile record is tried at every place of every batch. Otherwise places take turns, and
             in large batches records do.
 
-    Returns:
-        The verdicts on neighbours, on the batch size and, if the target can be given any, on records that are not
-        finite.
+    Yields:
+        The verdict on neighbours, that on the batch size and, if the target can be given any, that on records that are
+        not finite.
     """
     bound = target.claim.max_grad_norm * target.largest_gain
     hostile = target.hostile(generator)
     finite = {h.name: h.record for h in hostile if h.finite}
     not_finite = {h.name: h.record for h in hostile if not h.finite}
-    with timed() as watch:
-        mates = target.mates(generator)
-        batches = [_batch(target, target.ordinary(size, generator)) for size in SMALL]
-        for size in large_sizes(target.claim.expected_batch_size):
-            batches.append(_batch(target, list(itertools.islice(itertools.cycle(mates), size)), large=True))
-    verdicts = [
-        _movement(target, "neighbours", finite, bound, batches, thorough, watch.seconds),
-        _batch_size(target, mates, _claimed(target, hostile), bound, batches, generator),
-    ]
+    mates = target.mates(generator)
+    batches = [_batch(target, target.ordinary(size, generator)) for size in SMALL]
+    for size in large_sizes(target.claim.expected_batch_size):
+        batches.append(_batch(target, list(itertools.islice(itertools.cycle(mates), size)), large=True))
+    yield _movement(target, "neighbours", finite, bound, batches, thorough)
+    claimed = [h.record for h in hostile if h.finite or target.handles_non_finite]
+    yield _batch_size(target, mates, claimed, bound, batches, generator)
     if not_finite:
         verdict = _movement(target, "neighbours, not finite", not_finite, bound, batches, thorough)
         if not target.handles_non_finite and verdict.ok is False:
-            verdict = Verdict.left_out(
-                verdict.audit, f"{target.name} does not claim to bound such records, and does not: {verdict.note}"
-            )
-        verdicts.append(verdict)
-    return verdicts
+            reason = f"{target.name} does not claim to bound such records, and does not: {verdict.note}"
+            verdict = Verdict.left_out(verdict.audit, reason)
+        yield verdict
 
 
 def _movement(
-    target: Target,
-    audit: str,
-    hostile: Mapping[str, Record],
-    bound: float,
-    batches: list[Batch],
-    thorough: bool,
-    seconds: float = 0.0,
+    target: Target, audit: str, hostile: Mapping[str, Record], bound: float, batches: list[Batch], thorough: bool
 ) -> Verdict:
-    with timed() as watch:
-        most, by = 0.0, ""
-        turns, places = itertools.cycle(hostile.items()), itertools.count()
-        for batch in batches:
-            every, possible = thorough or not batch.large, _places(batch)
-            for name, record in hostile.items() if every else itertools.islice(turns, BY_TURNS):
-                for place in possible if thorough else [possible[next(places) % len(possible)]]:
-                    moved = _moved(target, batch, record, place, bound)
-                    if moved > most or not by:
-                        most, by = moved, f"'{name}' at place {place} of a batch of {len(batch.records)}"
-    return Verdict(
-        audit=audit,
-        tested=f"{len(hostile)} hostile records, {_in_words(target, batches)}",
-        quantity="movement / sensitivity",
-        claimed=1.0,
-        measured=most / bound,
-        wanted="at most",
-        confidence=None,
-        ok=most <= bound * (1 + SLACK),
-        seconds=seconds + watch.seconds,
+    most, by = 0.0, ""
+    turns, turn = itertools.cycle(hostile.items()), itertools.count()
+    for batch in batches:
+        size = len(batch.records)
+        places = sorted({0, size // 2, size})  # a batch that is cut off loses another record at each of its ends
+        for name, record in hostile.items() if thorough or not batch.large else itertools.islice(turns, BY_TURNS):
+            for place in places if thorough else [places[next(turn) % len(places)]]:
+                moved = _moved(target, batch, record, place, bound)
+                if moved > most or not by:
+                    most, by = moved, f"'{name}' at place {place} of a batch of {size}"
+    return Verdict.at_most(
+        audit,
+        f"{len(hostile)} hostile records, {_in_words(target, batches)}",
+        "movement / sensitivity",
+        1.0,
+        most / bound,
+        slack=SLACK,
         note=f"largest by {by}",
         details={"records": list(hostile), "batch_sizes": _sizes(batches), "sensitivity": bound},
     )
-
-
-def _claimed(target: Target, hostile: Sequence[Hostile]) -> list[Record]:
-    """Those that the target claims to bound."""
-    return [h.record for h in hostile if h.finite or target.handles_non_finite]
 
 
 def _batch_size(
@@ -163,54 +145,45 @@ def _batch_size(
     generator: torch.Generator,
 ) -> Verdict:
     """What the number of records and their values change beyond their sum: nothing, in the signal and in the noise."""
-    with timed() as watch:
-        largest = max(batches, key=lambda batch: len(batch.records))
-        dry = Script()
-        target.release([target.null()] * len(largest.records), dry)
-        # As many as any batch asks for: a batch that asks for none, where others do, has no noise.
-        draws = torch.randn(max(dry.drawn, *(batch.drawn for batch in batches)), generator=generator)
-        reference = target.release([target.null()] * 2, Script(draws))
-        origin = target.release([], Script())
-        alone = [target.release([mate], Script()) - origin for mate in mates]
-        hostile_too = [[mates[0], record] for record in hostile]  # one that is not finite, say, must not end the noise
-        noises = [target.release(both, Script(draws)) - target.release(both, Script()) for both in hostile_too]
-        beside = max(_change(noise, reference, 2 * ROUNDING * bound) for noise in noises)
-        found = {"the noise, beside a hostile record": (beside, 2)}
-        for batch in batches:
-            size = len(batch.records)
-            changes = {
-                "a record that contributes nothing": max(
-                    _moved(target, batch, target.null(), place, bound) / bound for place in {0, size}
-                ),
-                "the noise, by the number of records": _change(
-                    target.release([target.null()] * size, Script(draws)), reference
-                ),
-                # The signal is subtracted again, in float32: its rounding is no change.
-                "the noise, by their values": _change(
-                    target.release(batch.records, Script(draws)) - batch.release, reference, ROUNDING * size * bound
-                ),
-            }
-            if batch.large:  # in another order, too: long and short ones change places
-                expected = origin + sum(one * len(batch.records[k :: len(mates)]) for k, one in enumerate(alone))
-                moved = target.release([*batch.records[1:], batch.records[0]], Script())
-                changes["the sum of many records"] = max(
-                    max(0.0, _length(release - expected) / bound - ROUNDINGS * ROUNDING * size)
-                    for release in (batch.release, moved)
-                )
-            for name, change in changes.items():
-                found[name] = max(found.get(name, (0.0, size)), (change, size))
+    largest = max(batches, key=lambda batch: len(batch.records))
+    dry = Script()
+    target.release([target.null()] * len(largest.records), dry)
+    # As many as any batch asks for: a batch that asks for none, where others do, has no noise.
+    draws = torch.randn(max(dry.drawn, *(batch.drawn for batch in batches)), generator=generator)
+    reference = target.release([target.null()] * 2, Script(draws))
+    origin = target.release([], Script())
+    alone = [target.release([mate], Script()) - origin for mate in mates]
+    hostile_too = [[mates[0], record] for record in hostile]  # one that is not finite, say, must not end the noise
+    noises = [target.release(both, Script(draws)) - target.release(both, Script()) for both in hostile_too]
+    beside = max(_change(noise, reference, 2 * ROUNDING * bound) for noise in noises)
+    found = {"the noise, beside a hostile record": (beside, 2)}
+    for batch in batches:
+        size = len(batch.records)
+        presence = max(_moved(target, batch, target.null(), place, bound) for place in {0, size})
+        empty = target.release([target.null()] * size, Script(draws))
+        # The signal is subtracted again, in float32: its rounding is no change.
+        noise = target.release(batch.records, Script(draws)) - batch.release
+        changes = {
+            "a record that contributes nothing": presence / bound,
+            "the noise, by the number of records": _change(empty, reference),
+            "the noise, by their values": _change(noise, reference, ROUNDING * size * bound),
+        }
+        if batch.large:  # in another order, too: long and short ones change places
+            expected = origin + sum(one * len(batch.records[k :: len(mates)]) for k, one in enumerate(alone))
+            turned = target.release([*batch.records[1:], batch.records[0]], Script())
+            off = max(_length(release - expected) for release in (batch.release, turned))
+            changes["the sum of many records"] = max(0.0, off / bound - ROUNDINGS * ROUNDING * size)
+        for name, change in changes.items():
+            found[name] = max(found.get(name, (0.0, size)), (change, size))
     worst = max(found, key=lambda name: found[name][0])
     most, size = found[worst]
-    return Verdict(
-        audit="batch size",
-        tested=f"presence, sum and noise, {_in_words(target, batches)}",
-        quantity="change, in bounds or relative",
-        claimed=0.0,
-        measured=most,
-        wanted="at most",
-        confidence=None,
-        ok=most <= SLACK,
-        seconds=watch.seconds,
+    return Verdict.at_most(
+        "batch size",
+        f"presence, sum and noise, {_in_words(target, batches)}",
+        "change, in bounds or relative",
+        0.0,
+        most,
+        slack=SLACK,
         note=f"largest: {worst}, in a batch of {size}" if most > SLACK else "",
         details={"changes": {name: change for name, (change, _) in found.items()}, "batch_sizes": _sizes(batches)},
     )
@@ -225,12 +198,6 @@ def _moved(target: Target, batch: Batch, record: Record, place: int, bound: floa
     """How far a record at this place of the batch moves its release, beyond rounding."""
     records = [*batch.records[:place], record, *batch.records[place:]]
     return max(0.0, _length(target.release(records, Script()) - batch.release) - ROUNDING * len(records) * bound)
-
-
-def _places(batch: Batch) -> list[int]:
-    """First, in the middle and last: a batch that is cut off loses another record at one end than at the other."""
-    size = len(batch.records)
-    return sorted({0, size // 2, size})
 
 
 def _change(noise: Tensor, reference: Tensor, rounding: float = 0.0) -> float:

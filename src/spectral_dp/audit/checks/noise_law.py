@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp.audit.instruments.noise_map import NoiseMap, standardise_noise
-from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.report import Verdict
 from spectral_dp.audit.statistics.noise_law import judge_noise
 from spectral_dp.audit.targets.target import Target
 
@@ -31,37 +31,25 @@ def check_noise_law(target: Target, noise: NoiseMap | None, steps: int, confiden
         steps: How many releases to look at.
         confidence: Probability with which noise as claimed must pass.
     """
-    with timed() as watch:
-        pieces: list[list[Tensor]] = []
-        for _ in range(steps):
-            release = target.release([target.null()] * 2)
-            pieces.append([_ends(z) for z in standardise_noise(release, noise, target.outputs)])
-        residuals = torch.stack([torch.cat(piece) for piece in pieces])
-        widths = [len(z) for z in pieces[0]]
-        if noise is None:
-            residuals = residuals[:, residuals.abs().amax(0) > 0]  # dropped by a filter, or without noise
-        if residuals.shape[1] == 0 or not bool(residuals.isfinite().all()):
-            note = "there is no noise" if residuals.shape[1] == 0 else "the noise is not finite"
-            p_values = {"any": 0.0}
-        else:
-            blocks = _slices(widths) if sum(widths) == residuals.shape[1] and len(widths) > 1 else None
-            law = judge_noise(residuals, claimed_std=1.0, confidence=confidence, blocks=blocks)
-            p_values = law.p_values
-            note = f"deviation {law.scale:.4g} times the claimed one" if law.ok else law.verdict
-        p = min(p_values.values())
-    return Verdict(
-        audit="noise law",
-        tested=f"{residuals.shape[1]} coordinates of {len(widths)} parameters, {steps} steps",
-        quantity="p-value of the claimed noise",
-        claimed=1 - confidence,
-        measured=p,
-        wanted="at least",
-        confidence=confidence,
-        ok=p >= 1 - confidence,
-        seconds=watch.seconds,
-        note=note,
-        details={"p_values": p_values},
-    )
+    pieces: list[list[Tensor]] = []
+    for _ in range(steps):
+        release = target.release([target.null()] * 2)
+        pieces.append([_ends(z) for z in standardise_noise(release, noise, target.outputs)])
+    residuals = torch.stack([torch.cat(piece) for piece in pieces])
+    widths = [len(z) for z in pieces[0]]
+    if noise is None:
+        residuals = residuals[:, residuals.abs().amax(0) > 0]  # dropped by a filter, or without noise
+    if residuals.shape[1] == 0 or not bool(residuals.isfinite().all()):
+        note = "there is no noise" if residuals.shape[1] == 0 else "the noise is not finite"
+        p_values = {"any": 0.0}
+    else:
+        blocks = _slices(widths) if sum(widths) == residuals.shape[1] and len(widths) > 1 else ()
+        law = judge_noise(residuals, confidence=confidence, blocks=blocks)
+        p_values = law.p_values
+        note = f"deviation {law.scale:.4g} times the claimed one" if law.ok else law.verdict
+    tested = f"{residuals.shape[1]} coordinates of {len(widths)} parameters, {steps} steps"
+    p, details = min(p_values.values()), {"p_values": p_values}
+    return Verdict.of_p_value("noise law", tested, "the claimed noise", p, confidence, note=note, details=details)
 
 
 def _ends(numbers: Tensor) -> Tensor:

@@ -16,12 +16,14 @@ is exact as well, whatever the sizes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from spectral_dp.audit.instruments.flock import Flock
-from spectral_dp.audit.report import Verdict, timed
+from spectral_dp.audit.report import Verdict
 from spectral_dp.audit.targets.target import Target
 
 #: Slack for float32 in what a canary contributes, relative to the bound.
@@ -30,7 +32,7 @@ SLACK = 1e-3
 
 def check_sampling(
     target: Target, flock: Flock, steps: int, confidence: float, generator: np.random.Generator
-) -> list[Verdict]:
+) -> Iterator[Verdict]:
     """Tests which records take part in the steps of a run on a data set of canaries, and with how much.
 
     Args:
@@ -40,17 +42,16 @@ def check_sampling(
         confidence: Probability with which Poisson sampling must pass.
         generator: Simulates coins for comparison.
 
-    Returns:
-        The verdicts on contributions and on sampling.
+    Yields:
+        The verdict on contributions, and the verdict on sampling.
     """
-    with timed() as watch:
-        run = target.run([canary.record for canary in flock.canaries], steps, noise_off=True)
-        scores = np.stack([flock.scores(y) for y in run.releases])  # (T, m)
-    contributions = _contributions(scores, flock, target, watch.seconds)
-    return [contributions, _sampling(scores, run.sample_rate, target, confidence, generator)]
+    run = target.run([canary.record for canary in flock.canaries], steps, noise_off=True)
+    scores = np.stack([flock.scores(y) for y in run.releases])  # (T, m)
+    yield _contributions(scores, flock, target)
+    yield _sampling(scores, run.sample_rate, target, confidence, generator)
 
 
-def _contributions(scores: NDArray[np.float64], flock: Flock, target: Target, seconds: float) -> Verdict:
+def _contributions(scores: NDArray[np.float64], flock: Flock, target: Target) -> Verdict:
     """What a canary contributes to any step, against what it contributed alone."""
     name = "neighbours, over a run"
     steady = np.repeat([output.is_steady for output in target.outputs], [output.size for output in target.outputs])
@@ -62,16 +63,13 @@ def _contributions(scores: NDArray[np.float64], flock: Flock, target: Target, se
     shares = (scores / at_most)[:, judged]
     step = int(shares.max(1).argmax())
     most, (steps, canaries) = float(shares.max()), shares.shape
-    return Verdict(
-        audit=name,
-        tested=f"{canaries} records, steps 1 to {steps} (claimed {target.claim.steps})",
-        quantity="contribution / contribution alone",
-        claimed=1.0,
-        measured=most,
-        wanted="at most",
-        confidence=None,
-        ok=most <= 1 + SLACK,
-        seconds=seconds,
+    return Verdict.at_most(
+        name,
+        f"{canaries} records, steps 1 to {steps} (claimed {target.claim.steps})",
+        "contribution / contribution alone",
+        1.0,
+        most,
+        slack=SLACK,
         note=f"largest at step {step + 1}" if most > 1 + SLACK else "",
         details={"steps": steps, "claimed_steps": target.claim.steps},
     )
@@ -81,27 +79,22 @@ def _sampling(
     scores: NDArray[np.float64], rate: float, target: Target, confidence: float, generator: np.random.Generator
 ) -> Verdict:
     """Who took part in which step, against coins."""
-    with timed() as watch:
-        took_part = scores > 0.02 * target.claim.max_grad_norm
-        steps, canaries = took_part.shape
-        total = int(took_part.sum())
-        p_values = {
-            "rate": float(binomtest(total, took_part.size, rate).pvalue),
-            "steps of a record": _spread(took_part.sum(0), steps, rate, confidence, generator),
-            "records of a step": _spread(took_part.sum(1), canaries, rate, confidence, generator),
-        }
+    took_part = scores > 0.02 * target.claim.max_grad_norm
+    steps, canaries = took_part.shape
+    total = int(took_part.sum())
+    p_values = {
+        "rate": float(binomtest(total, took_part.size, rate).pvalue),
+        "steps of a record": _spread(took_part.sum(0), steps, rate, confidence, generator),
+        "records of a step": _spread(took_part.sum(1), canaries, rate, confidence, generator),
+    }
     worst = min(p_values, key=lambda name: p_values[name])
     p = min(1.0, len(p_values) * p_values[worst])
-    return Verdict(
-        audit="sampling",
-        tested=f"{canaries} records, {steps} steps",
-        quantity="p-value of Poisson sampling",
-        claimed=1 - confidence,
-        measured=p,
-        wanted="at least",
-        confidence=confidence,
-        ok=p >= 1 - confidence,
-        seconds=watch.seconds,
+    return Verdict.of_p_value(
+        "sampling",
+        f"{canaries} records, {steps} steps",
+        "Poisson sampling",
+        p,
+        confidence,
         note=f"rate {total / took_part.size:.4g} (claimed {rate:.4g}); most unlikely: {worst}",
         details={"p_values": p_values, "rate": total / took_part.size, "claimed_rate": rate},
     )
@@ -113,12 +106,10 @@ def _spread(
     """Two-sided p-value of the variance of counts that should be independent Binomial(trials, rate)."""
     simulations = int(np.ceil(20 / (1 - confidence)))
     observed = _variance(counts[None], trials, rate)[0]
-    simulated = np.concatenate(
-        [
-            _variance(generator.binomial(trials, rate, size=(part, len(counts))), trials, rate)
-            for part in _portions(simulations, 1_000_000 // len(counts) + 1)
-        ]
-    )
+    most = 1_000_000 // len(counts) + 1  # simulations at a time: bounds the memory
+    portions = [min(most, simulations - done) for done in range(0, simulations, most)]
+    coins = (generator.binomial(trials, rate, size=(portion, len(counts))) for portion in portions)
+    simulated = np.concatenate([_variance(tossed, trials, rate) for tossed in coins])
     # The observed one among the simulated: a rank, exact by exchangeability.
     above, below = int((simulated >= observed).sum()), int((simulated <= observed).sum())
     return min(1.0, 2 * (min(above, below) + 1) / (simulations + 1))
@@ -126,7 +117,3 @@ def _spread(
 
 def _variance(counts: NDArray[np.int_], trials: int, rate: float) -> NDArray[np.float64]:
     return np.square(counts - trials * rate).mean(1)
-
-
-def _portions(total: int, most: int) -> list[int]:
-    return [most] * (total // most) + ([total % most] if total % most else [])

@@ -11,14 +11,13 @@ mu >= 2 Φ⁻¹(1 - rate). Bounding each rate on its own, mu >= Φ⁻¹(1 - FPR)
 worst cases: it takes almost three times as many scores for the same precision.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
-from scipy.stats import beta, chi2
+from scipy.stats import beta
 
 from spectral_dp.accounting.privacy_loss import checked, gaussian_epsilon
 
@@ -169,28 +168,6 @@ def count_mistakes(scores_in: Numbers, scores_out: Numbers, confidence: float) -
         error_bound=clopper_pearson(missed + imagined, 2 * trials, confidence)[1],
         confidence=confidence,
     )
-
-
-def noise_multiplier_upper_bound(residuals: Numbers, confidence: float) -> float:
-    """Returns an upper bound for the true deviation of the noise, in units of the claimed one; below 1 is too little.
-
-    Unlike :func:`gaussian_lower_bound`, this *assumes* independent Gaussian noise of mean 0 and measures its scale
-    only: part of the check of the noise's law, no proof about a mechanism. In return a deviation 10 % too small shows
-    in a few hundred residuals.
-
-    >>> rng = np.random.default_rng(0)
-    >>> noise_multiplier_upper_bound(0.9 * rng.normal(size=500), 0.95) < 1
-    True
-
-    Args:
-        residuals: Released values minus what they would be without noise, over the claimed deviation σC.
-        confidence: Probability that the bound holds.
-    """
-    values = np.asarray(residuals, dtype=np.float64).ravel()
-    finite = int(np.count_nonzero(np.isfinite(values)))
-    if not finite or finite < len(values):
-        raise ValueError(f"residuals must be finite and at least one; got {len(values)}, of them {finite} finite")
-    return math.sqrt(float(np.square(values).sum()) / float(chi2.ppf(1 - checked_confidence(confidence), len(values))))
 
 
 def _checked_scores(name: str, scores: Numbers) -> NDArray[np.float64]:

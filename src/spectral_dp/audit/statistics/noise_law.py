@@ -79,28 +79,21 @@ class NoiseLaw:
         return "; ".join(self.reasons) or "ok"
 
 
-def judge_noise(
-    residuals: Tensor | _Array,
-    *,
-    claimed_std: ArrayLike,
-    confidence: float,
-    blocks: Sequence[slice] | None = None,
-) -> NoiseLaw:
-    """Tests residuals ``(steps, coordinates)`` for being independent N(0, claimed_std²).
+def judge_noise(residuals: Tensor | _Array, *, confidence: float, blocks: Sequence[slice] = ()) -> NoiseLaw:
+    """Tests residuals ``(steps, coordinates)``, in units of the claimed deviation, for being independent N(0, 1).
 
     Formal guarantee:
 
     * Bounded: noise as claimed is rejected with probability at most ``1 - confidence``, all tests together.
 
     Args:
-        residuals: Noise alone, one row for each step.
-        claimed_std: The claimed deviation σC, or one deviation for each coordinate.
+        residuals: Noise alone, over the deviation that is claimed for it; one row for each step.
         confidence: Probability with which noise as claimed must pass, at least 3/4.
         blocks: Slices of the coordinates that must not share noise, such as the layers of a model. They are compared
             from their beginnings, since a generator that is started again for each layer repeats itself there.
     """
     checked_confidence(confidence)
-    z = _standardised(residuals, claimed_std)
+    z = _checked(residuals)
     steps, coordinates = z.shape
     squares = np.square(z)
     p_values: dict[str, float | None] = {
@@ -114,28 +107,22 @@ def judge_noise(
         "two steps": _two_aligned(z),
         "neighbouring coordinates": _aligned(z[:, 0 : coordinates // 2 * 2 : 2], z[:, 1::2]),
         "two coordinates": _two_aligned(z.T),
-        "two blocks": _two_blocks([z[:, block] for block in blocks or ()]),
+        "two blocks": _two_blocks([z[:, block] for block in blocks]),
     }
     done = {test: p for test, p in p_values.items() if p is not None}
     corrected = {test: min(1.0, p * len(done)) for test, p in done.items()}
     return NoiseLaw(float(np.sqrt(squares.mean())), corrected, confidence)
 
 
-def _standardised(residuals: Tensor | _Array, claimed_std: ArrayLike) -> _Array:
+def _checked(residuals: Tensor | _Array) -> _Array:
     if isinstance(residuals, Tensor):
         residuals = residuals.detach().cpu().double().numpy()
     values = np.asarray(residuals, dtype=np.float64)
-    std = np.asarray(claimed_std, dtype=np.float64)
     if values.ndim != 2 or not values.size:
         raise ValueError(f"residuals must be of shape (steps, coordinates), not empty; got {tuple(values.shape)}")
-    if std.shape not in ((), (values.shape[1],)) or not (np.isfinite(std) & (std > 0)).all():
-        raise ValueError(
-            f"claimed_std must be one positive number, or {values.shape[1]}, one per coordinate; "
-            f"got shape {std.shape}, least {std.min(initial=np.inf):g}"
-        )
     if not (finite := np.isfinite(values)).all():
         raise ValueError(f"{int((~finite).sum())} of {values.size} residuals are not finite: no law to test")
-    return np.asarray(values / std)
+    return values
 
 
 def other_scale(sum_of_squares: _Array, n: ArrayLike) -> _Array:
