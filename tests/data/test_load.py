@@ -1,5 +1,7 @@
 """From names to tensors."""
 
+import sys
+
 import pytest
 import torch
 from tests.support.published import tiny_mnist, write
@@ -71,3 +73,9 @@ def test_unknown_name_lists_the_valid_ones():
 def test_not_fetched():
     with pytest.raises(DataError, match="run `spectral-dp data get cifar10`"):
         load_dataset("cifar10")
+
+
+def test_digits_without_scikit_learn_say_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"^digits come with scikit-learn.*: pip install 'spectral-dp\[cli\]'$"):
+        load_dataset("digits")

@@ -17,7 +17,7 @@ def test_an_archive_without_a_file(tmp_path, publish):
     del binary["test_batch.bin"]
     (tmp_path / "cifar-binary.tar.gz").write_bytes(tar({f"cifar-bin/{name}": c for name, c in binary.items()}))
     publish(info)
-    with pytest.raises(DataError, match=r"test_batch.bin is not in it"):
+    with pytest.raises(DataError, match=r"test_batch.bin is missing"):
         fetch_dataset("tiny-cifar")
 
 

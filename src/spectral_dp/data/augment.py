@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from spectral_dp.data.errors import DataError
-
-Padding = Literal["zero", "reflect"]
 
 
 def random_views(
@@ -20,7 +16,6 @@ def random_views(
     flip: bool,
     shift: int,
     generator: torch.Generator | None = None,
-    padding: Padding = "zero",
 ) -> Tensor:
     """Draws views of each image: a horizontal flip with probability 1/2 and a uniform shift, independent per view.
 
@@ -28,9 +23,8 @@ def random_views(
         images: ``(B, C, H, W)``, of any type; uint8 stays uint8.
         augmentation_multiplicity: Number of views of each image K, at least 1.
         flip: Whether to flip.
-        shift: Largest shift in pixels, in each direction, along each axis; 0 for none.
-        generator: Where the randomness comes from; the default generator of the images' device if None.
-        padding: What comes in at the edge: zeros, or the image reflected.
+        shift: Largest shift in pixels, in each direction, along each axis; 0 for none. Zeros come in at the edge.
+        generator: Generator to draw from. If None, it is the default generator of the device that holds the images.
 
     Returns:
         ``(B * K, C, H, W)``; the views of a sample are neighbours, which is the order that the engine's augmentation
@@ -48,15 +42,14 @@ def random_views(
             f"got {augmentation_multiplicity} and {shift}"
         )
     samples, _, height, width = images.shape
-    if padding == "reflect" and shift >= min(height, width):
-        raise DataError(f"a shift of {shift} cannot be reflected in images of {height} x {width}: use zero padding")
     device = images.device if generator is None else generator.device
     # Three words a view, in the order of the views: a batch that comes in parts gets the views that it would get whole.
     shape = (samples * augmentation_multiplicity, 3)
     words = torch.randint(2**31, shape, generator=generator, device=device).to(images.device)
     if shift:
         # All windows of the padded image, as a view without copies: (B, C, 2 shift + 1, 2 shift + 1, H, W).
-        windows = _pad(images, shift, padding).unfold(2, height, 1).unfold(3, width, 1)
+        padded = functional.pad(images, (shift, shift, shift, shift))
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         down, right = (words[:, :2] % (2 * shift + 1)).unbind(1)  # of 2^31 words: uniform to within 1e-7
         sample = torch.arange(samples, device=images.device).repeat_interleave(augmentation_multiplicity)
         result = windows[sample, :, down, right]
@@ -66,16 +59,3 @@ def random_views(
         mirrored = (words[:, 2] % 2).bool().view(-1, 1, 1, 1)
         result = torch.where(mirrored, result.flip(-1), result)
     return result
-
-
-def _pad(images: Tensor, shift: int, padding: Padding) -> Tensor:
-    if padding == "zero":
-        return functional.pad(images, (shift, shift, shift, shift))
-    # By index: torch reflects no bytes.
-    rows, columns = (_reflected(size, shift, images.device) for size in images.shape[-2:])
-    return images[:, :, rows[:, None], columns]
-
-
-def _reflected(size: int, shift: int, device: torch.device) -> Tensor:
-    position = torch.arange(-shift, size + shift, device=device).abs()
-    return (size - 1) - ((size - 1) - position).abs()

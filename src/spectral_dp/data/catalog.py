@@ -114,13 +114,7 @@ _cifar = partial(
 )
 
 _DIGITS = DatasetInfo(
-    name="digits",
-    shape=(1, 8, 8),
-    classes=10,
-    train_samples=1437,
-    test_samples=360,
-    mean=(0.3058,),
-    std=(0.3761,),
+    name="digits", shape=(1, 8, 8), classes=10, train_samples=1437, test_samples=360, mean=(0.3058,), std=(0.3761,)
 )
 
 _MNIST = _mnist_like(

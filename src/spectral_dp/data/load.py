@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp.data.cache import read_cached
-from spectral_dp.data.catalog import DatasetInfo, Edition, Original, find
+from spectral_dp.data.catalog import DatasetInfo, find
 from spectral_dp.data.dataset import ImageDataset
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.formats import Bytes, Samples
@@ -24,12 +24,13 @@ def load_dataset(
     """Loads a data set, with its files compared with their published checksums.
 
     Args:
-        name: One of ``NAMES``.
-        path: Official archive, or a directory with it or with its files, to read instead of the cache.
-        cache: Cache directory instead of the user's.
+        name: Name of the data set, one of ``NAMES``.
+        path: Official archive, or a directory that holds it or its files, to read instead of the cache.
+        cache: Cache directory to use instead of the user's.
 
     Raises:
-        DataError: No such name, not fetched yet, or files that are not the published ones.
+        DataError: There is no such data set, it was not fetched yet, its files are not the published ones, or it
+            comes with a package that is not installed.
     """
     info = find(name)
     if not info.editions:
@@ -43,11 +44,8 @@ def load_dataset(
             edition, contents = read_path(info, path)
         except OSError as error:
             raise DataError(f"cannot read {name} from {path}: {error}") from error
-    return _assemble(info, _parse(edition, edition.train, contents), _parse(edition, edition.test, contents))
-
-
-def _parse(edition: Edition, files: tuple[Original, ...], contents: dict[str, bytes]) -> Samples:
-    return edition.parse([contents[file.name] for file in files])
+    train, test = (edition.parse([contents[file.name] for file in files]) for files in (edition.train, edition.test))
+    return _assemble(info, train, test)
 
 
 def _assemble(info: DatasetInfo, train: Samples, test: Samples) -> ImageDataset:
@@ -69,7 +67,12 @@ def _tensor(array: Bytes) -> Tensor:
 
 def _digits() -> tuple[Samples, Samples]:
     """The digits of scikit-learn, split by a fixed rule: sorted by class, every fifth is a test image."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # late: takes a second
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # late: takes a second
+    except ImportError as error:
+        raise DataError(
+            "digits come with scikit-learn, which is not installed: pip install 'spectral-dp[cli]'"
+        ) from error
 
     digits = load_digits()
     images = np.round(digits.images[:, None] * (255 / 16)).astype(np.uint8)  # pixels are 0 to 16

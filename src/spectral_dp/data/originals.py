@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from spectral_dp.data.archives import gunzip, read_members
@@ -25,6 +26,21 @@ def verify(original: Original, content: bytes) -> None:
         raise DataError(
             f"md5 {found}, but the published file has {original.md5}: corrupt, or another data set's file of this name"
         )
+
+
+def verify_edition(edition: Edition, contents: Mapping[str, bytes]) -> None:
+    """Compares all files of an edition, by their names, with what was published.
+
+    Raises:
+        DataError: A file is missing, or is not the published one. The message begins with its name.
+    """
+    for original in edition.files:
+        if original.name not in contents:
+            raise DataError(f"{original.name} is missing")
+        try:
+            verify(original, contents[original.name])
+        except DataError as error:
+            raise DataError(f"{original.name}: {error}") from error
 
 
 def read_edition(directory: Path, edition: Edition) -> dict[str, bytes]:
@@ -53,26 +69,20 @@ def read_path(info: DatasetInfo, path: str | os.PathLike[str]) -> tuple[Edition,
 
 
 def _read_archive(info: DatasetInfo, archive: Path) -> tuple[Edition, dict[str, bytes]]:
-    members = [f"{edition.folder}/{file.name}" for edition in info.editions for file in edition.files]
+    wanted = [f"{edition.folder}/{file.name}" for edition in info.editions for file in edition.files]
     try:
-        found = read_members(archive, members)
+        found = read_members(archive, wanted)
     except (DataError, OSError) as error:
         raise DataError(f"{archive}: {error}; {info.name} is read from {_what_is_read(info)}") from error
     for edition in info.editions:
-        contents = {file.name: found.get(f"{edition.folder}/{file.name}") for file in edition.files}
-        if any(content is not None for content in contents.values()):
-            return edition, {file.name: _verified(archive, file, contents[file.name]) for file in edition.files}
+        members = {f"{edition.folder}/{file.name}": file.name for file in edition.files}
+        if contents := {name: found[member] for member, name in members.items() if member in found}:
+            try:
+                verify_edition(edition, contents)
+            except DataError as error:
+                raise DataError(f"{archive}: {error}") from error
+            return edition, contents
     raise DataError(f"{archive} holds no {info.name}: {info.name} is read from {_what_is_read(info)}")
-
-
-def _verified(archive: Path, original: Original, content: bytes | None) -> bytes:
-    if content is None:
-        raise DataError(f"{archive}: {original.name} is missing in it")
-    try:
-        verify(original, content)
-    except DataError as error:
-        raise DataError(f"{original.name} in {archive}: {error}") from error
-    return content
 
 
 def _read(directory: Path, original: Original) -> bytes:

@@ -71,12 +71,8 @@ class _Type:
         """Byte order and alignment: a byte has none."""
 
 
-def _reconstruct(*_: Any) -> _Array:
-    return _Array()
-
-
 _STAND_INS = {
-    "numpy.core.multiarray._reconstruct": _reconstruct,
+    "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
     "numpy.ndarray": _Array,
     "numpy.dtype": _Type,
 }

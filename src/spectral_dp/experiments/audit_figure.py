@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.stats import norm
 
@@ -19,7 +18,6 @@ from spectral_dp.relations import Relation
 def draw_audit(report: Report, path: str | os.PathLike[str]) -> None:
     """Draws the canary scores of single steps that an audit reports; the file appears whole or not at all."""
     figure = Figure(figsize=(9, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     sigma, scores = report.claim["noise_multiplier"], report.scores
     # Under replace-one the opposite record takes the place of a canary, so the scores lie either side of zero.

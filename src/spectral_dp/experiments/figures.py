@@ -12,14 +12,13 @@ import statistics
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch
@@ -33,6 +32,7 @@ Evaluations = Sequence[Mapping[str, Any]]
 #: The metrics of several runs for each label; they differ in their seed.
 Curves = Mapping[str, Sequence[Evaluations]]
 Layers = Sequence[Mapping[str, Any]]
+Quantity = Literal["epoch", "epsilon", "heldout_accuracy"]
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without those that fade on white or on black.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -40,6 +40,7 @@ _MARKERS = "osD^v"  # as many as do not divide the colours: the two together rep
 _DROPPED = "#BBBBBB"
 _GAINS = LinearSegmentedColormap.from_list("gains", ["#F0E442", _COLOURS[0]]).with_extremes(bad=_DROPPED)
 _ALARM = "#E5372C"
+_LABELS = {"epoch": "epochs", "epsilon": "epsilon spent", "heldout_accuracy": "held-out accuracy"}
 _COLUMNS = 3  # of spectra
 _WIDTH = 4.6  # inches: as wide as a phone, so that letters are not made smaller there
 
@@ -57,30 +58,43 @@ def draw_run(directory: RunDirectory) -> None:
         _save(_layers_figure(layers), directory, "layers.png")
 
 
-def accuracy_against_epochs(curves: Curves) -> Figure:
-    """Held-out accuracy during the runs; the mean of several seeds with a band of one standard deviation."""
-    figure, axes = _curves_figure(curves, "epoch", "heldout_accuracy")
-    axes.set(xlabel="epochs", ylabel="held-out accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+def curves_figure(curves: Curves, x: Quantity, y: Quantity) -> Figure:
+    """Draws one quantity of the runs against another, one line for each label.
+
+    Runs under one label differ in their seed: their mean is drawn, with a band of one standard deviation. Runs that
+    guarantee nothing have no epsilon, and so no curve of it. The legend is below the axes, where it covers nothing
+    however long its labels are.
+    """
+    names = {label: textwrap.fill(_plain(label), 50) for label in curves} if len(curves) > 1 else {}
+    figure = _figure(3.0 + 0.2 * sum(1 + name.count("\n") for name in names.values()))
+    axes = figure.subplots()
+    lines = {}
+    for (label, runs), colour, marker in zip(curves.items(), cycle(_COLOURS), cycle(_MARKERS)):
+        points = list(_means(runs, x, y))
+        if not points:
+            continue
+        at, mean, deviation = map(np.array, zip(*points, strict=True))
+        every = math.ceil(len(points) / 20)
+        (lines[label],) = axes.plot(at, mean, color=colour, marker=marker, markersize=4, markevery=every)
+        if len(runs) > 1:
+            axes.fill_between(at, mean - deviation, mean + deviation, color=colour, alpha=0.2, linewidth=0)
+    axes.set(xlabel=_LABELS[x], ylabel=_LABELS[y])
+    axes.grid(alpha=0.3)
+    if x == "epoch":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if y == "heldout_accuracy":
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    else:
+        axes.set_ylim(bottom=0)
+    if names and lines:
+        shown = [names[label] for label in lines]
+        figure.legend(lines.values(), shown, loc="outside lower left", fontsize=9, frameon=False)
     return figure
 
 
-def accuracy_against_epsilon(curves: Curves) -> Figure:
-    """Held-out accuracy by what it has cost; runs that guarantee nothing have no curve."""
-    figure, axes = _curves_figure(curves, "epsilon", "heldout_accuracy")
-    axes.set(xlabel="epsilon spent", ylabel="held-out accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    return figure
-
-
-def epsilon_against_epochs(curves: Curves) -> Figure:
-    """Epsilon spent during the runs; runs that guarantee nothing have no curve."""
-    figure, axes = _curves_figure(curves, "epoch", "epsilon")
-    axes.set(xlabel="epochs", ylabel="epsilon spent")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
+accuracy_against_epochs = partial(curves_figure, x="epoch", y="heldout_accuracy")
+accuracy_against_epsilon = partial(curves_figure, x="epsilon", y="heldout_accuracy")
+epsilon_against_epochs = partial(curves_figure, x="epoch", y="epsilon")
 
 
 def has_epsilon(curves: Curves) -> bool:
@@ -164,31 +178,7 @@ def _layers_figure(layers: Layers) -> Figure:
 
 
 def _figure(height: float) -> Figure:
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _curves_figure(curves: Curves, x: str, y: str) -> tuple[Figure, Axes]:
-    """Draws one line a label; the legend stands below, where it covers nothing however long its labels are."""
-    names = {label: textwrap.fill(_plain(label), 50) for label in curves} if len(curves) > 1 else {}
-    figure = _figure(3.0 + 0.2 * sum(1 + name.count("\n") for name in names.values()))
-    axes = figure.subplots()
-    lines = {}
-    for (label, runs), colour, marker in zip(curves.items(), cycle(_COLOURS), cycle(_MARKERS)):
-        points = list(_means(runs, x, y))
-        if not points:
-            continue
-        at, mean, deviation = map(np.array, zip(*points, strict=True))
-        every = math.ceil(len(points) / 20)
-        (lines[label],) = axes.plot(at, mean, color=colour, marker=marker, markersize=4, markevery=every)
-        if len(runs) > 1:
-            axes.fill_between(at, mean - deviation, mean + deviation, color=colour, alpha=0.2, linewidth=0)
-    axes.grid(alpha=0.3)
-    if names and lines:
-        shown = [names[label] for label in lines]
-        figure.legend(lines.values(), shown, loc="outside lower left", fontsize=9, frameon=False)
-    return figure, axes
+    return Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
 def _means(runs: Sequence[Evaluations], x: str, y: str) -> Iterator[tuple[float, float, float]]:

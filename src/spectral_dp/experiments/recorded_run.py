@@ -37,10 +37,13 @@ class RecordedRun:
         summary = statement = None
         if directory.is_finished:
             summary, statement = directory.summary(), directory.read(directory.privacy)
-            _check(directory.summary_file, summary, _SUMMARY)
-            _check(directory.privacy, statement, _STATEMENT)
-            if statement.get("epsilon") is not None:
-                _check(directory.privacy, statement, _GUARANTEE)
+            costs = dict.fromkeys(("seconds", "step_seconds", "peak_memory_mb"), _NUMBER)
+            spent = dict.fromkeys(("epsilon", "noise_multiplier"), _NUMBER | None)
+            stated = {"private": bool, "mechanism": str, "not_covered": list, "made_by": dict}
+            if isinstance(statement, dict) and statement.get("epsilon") is not None:
+                stated |= {"epsilon": _NUMBER, "delta": _NUMBER, "relation": str, "covers": str, "warnings": list}
+            _check(directory.summary_file, summary, {"parameters": int, **costs, **spent})
+            _check(directory.privacy, statement, stated)
             if not rows:
                 raise _damaged(directory.metrics_file, "a finished run has evaluations")
             if statement.get("ledger_head") != rows[-1].get("ledger_head"):
@@ -79,49 +82,15 @@ class RecordedRun:
 
 
 _NUMBER = int | float
-_ROW: Mapping[str, Any] = {
-    "epoch": int,
-    "step": int,
-    "epsilon": _NUMBER | None,
-    "heldout_accuracy": _NUMBER,
-    "seconds": _NUMBER,
-}
-_LAYER: Mapping[str, Any] = {
-    "name": str,
-    "kind": str,
-    "parameters": int,
-    "released": int,
-    "noise_std": _NUMBER,
-    "noise_std_per_parameter": _NUMBER,
-}
-_STATEMENT: Mapping[str, Any] = {"private": bool, "mechanism": str, "not_covered": list, "made_by": dict}
-_GUARANTEE: Mapping[str, Any] = {
-    "epsilon": _NUMBER,
-    "delta": _NUMBER,
-    "relation": str,
-    "covers": str,
-    "warnings": list,
-}
-_SUMMARY: Mapping[str, Any] = {
-    "epsilon": _NUMBER | None,
-    "noise_multiplier": _NUMBER | None,
-    "seconds": _NUMBER,
-    "step_seconds": _NUMBER,
-    "peak_memory_mb": _NUMBER,
-    "parameters": int,
-}
 
 
 def _rows(directory: RunDirectory) -> list[dict[str, Any]]:
-    path = directory.metrics_file
-    try:
-        rows = directory.metrics()
-    except UnicodeDecodeError as error:
-        raise _damaged(path, str(error)) from error
+    rows = directory.metrics()
+    counts, numbers = dict.fromkeys(("epoch", "step"), int), dict.fromkeys(("heldout_accuracy", "seconds"), _NUMBER)
     for row in rows:
-        _check(path, row, _ROW)
+        _check(directory.metrics_file, row, {**counts, **numbers, "epsilon": _NUMBER | None})
         if "unsafe" in row:
-            _check(path, row["unsafe"], dict.fromkeys(row["unsafe"], _NUMBER))
+            _check(directory.metrics_file, row["unsafe"], dict.fromkeys(row["unsafe"], _NUMBER))
     return rows
 
 
@@ -130,7 +99,8 @@ def _layers(directory: RunDirectory) -> list[dict[str, Any]]:
     if not isinstance(layers, list):
         raise _damaged(path, f"expected a list of layers, got {layers!r:.60}")
     for layer in layers:
-        _check(path, layer, _LAYER)
+        noise = {"noise_std": _NUMBER, "noise_std_per_parameter": _NUMBER}
+        _check(path, layer, {"name": str, "kind": str, "parameters": int, "released": int, **noise})
         if "gains" in layer:
             _check(path, layer, {"transform": str, "gains": list})
             if not _is_spectrum(layer["gains"]):
@@ -148,6 +118,7 @@ def _is_spectrum(gains: Any) -> bool:
 
 
 def _check(path: Path, entry: Any, kinds: Mapping[str, Any]) -> None:
+    """Makes sure that an entry of a file has values of these kinds by name, and that its numbers are finite."""
     if not isinstance(entry, dict):
         raise _damaged(path, f"expected named values, got {entry!r:.60}")
     for name, kind in kinds.items():

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from spectral_dp.experiments.figures import accuracy_against_epochs, accuracy_against_epsilon, has_epsilon
+from spectral_dp.experiments.figures import curves_figure, has_epsilon
 from spectral_dp.experiments.recipe import Cell, Origin, Panel, Recipe
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.results import Result, ResultTable
@@ -190,7 +188,7 @@ def _draw(panel: Panel, results: Results, out: Path, name: str) -> dict[str, str
         }
         if not curves or (panel.figure == "epsilon" and not has_epsilon(curves)):
             continue
-        figure = (accuracy_against_epsilon if panel.figure == "epsilon" else accuracy_against_epochs)(curves)
+        figure = curves_figure(curves, "epsilon" if panel.figure == "epsilon" else "epoch", "heldout_accuracy")
         figure.axes[0].set_title(f"{heading}\n{column}", fontsize=9)
         save_figure(figure, out / f"{name}-{i}.png")
         drawn[f"{name}-{i}.png"] = f"{panel.title}, {column}"
@@ -204,10 +202,13 @@ def _heat_map(panel: Panel, results: Results) -> Figure:
     shown = {"ours": ours} | ({"paper": paper} if not np.isnan(paper).all() else {})
     height, width = ours.shape
     figure = Figure(figsize=(2.2 + 0.9 * width * len(shown), 1.6 + 0.45 * height), layout="constrained")
-    FigureCanvasAgg(figure)
-    limits = np.nanmin([*shown.values()]), np.nanmax([*shown.values()])
+    low, high = np.nanmin([*shown.values()]), np.nanmax([*shown.values()])
     for axes, (title, values) in zip(figure.subplots(1, len(shown), squeeze=False).flat, shown.items(), strict=True):
-        _draw_matrix(axes, values, limits)
+        axes.imshow(values, cmap="cividis", vmin=low, vmax=high, aspect="auto")
+        for (i, j), value in np.ndenumerate(values):
+            is_dark = value <= (low + high) / 2  # not where it is NaN
+            text = "–" if np.isnan(value) else f"{value:.2f}"
+            axes.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if is_dark else "black")
         axes.set_title(title, fontsize=9)
         axes.set_xticks(range(width), panel.columns, rotation=30, ha="right", fontsize=8)
         axes.set_yticks(range(height), panel.rows if title == "ours" else [""] * height, fontsize=8)
@@ -217,12 +218,3 @@ def _heat_map(panel: Panel, results: Results) -> Figure:
 def _matrix(panel: Panel, values: Mapping[tuple[str, str], float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
     found = [[values.get((row, column)) for column in panel.columns] for row in panel.rows]
     return np.array([[np.nan if value is None else value for value in line] for line in found], dtype=float)
-
-
-def _draw_matrix(axes: Axes, values: np.ndarray[Any, Any], limits: tuple[float, float]) -> None:
-    low, high = limits
-    axes.imshow(values, cmap="cividis", vmin=low, vmax=high, aspect="auto")
-    for (i, j), value in np.ndenumerate(values):
-        is_dark = not np.isnan(value) and value <= (low + high) / 2
-        text = "–" if np.isnan(value) else f"{value:.2f}"
-        axes.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if is_dark else "black")
