@@ -81,8 +81,8 @@ def audit_command(
         for option, path in (("--plot", plot), ("--out", out)):
             if path is not None and not path.parent.is_dir():
                 raise SettingsError(f"{option} {path}: there is no directory {path.parent}")
-        shape = _shape(input_shape) if input_shape is not None else None
-        audited = _target(run, given, target, shape, classes, samples, dimension, returns)
+        sizes = {"input_shape": input_shape and _shape(input_shape), "classes": classes, "samples": samples}
+        audited = _target(run, given, target, sizes, {"dimension": dimension, "returns": returns})
         report = _report(audited, full, confidence, audit_seed, quiet or as_json)
         if out is not None:
             write_json(out, report.to_json())
@@ -99,15 +99,9 @@ def audit_command(
 
 
 def _target(
-    run: Path | None,
-    given: dict[str, Any],
-    target: str,
-    input_shape: tuple[int, int, int] | None,
-    classes: int | None,
-    samples: int | None,
-    dimension: int,
-    returns: Literal["mean", "sum"],
+    run: Path | None, given: dict[str, Any], target: str, sizes: dict[str, Any], function: dict[str, Any]
 ) -> Target:
+    """Returns what to audit: a run, or the step of settings, or a function of the user's."""
     from spectral_dp.experiments.audit_target import (  # late: torch takes a second
         claim_from_settings,
         target_from_run,
@@ -115,21 +109,20 @@ def _target(
     )
 
     if run is not None:
-        if given or target != "spectral" or input_shape or classes or samples:
+        if given or target != "spectral" or any(sizes.values()):
             raise SettingsError(f"the run {run} says what to audit: leave the other settings out")
         return target_from_run(run)
     if target == "opacus":
         given = given | {"method": "opacus"}
     settings = Settings.from_dict(given, source="the settings").resolved()
     if target in ("spectral", "opacus"):
-        return target_from_settings(settings, input_shape=input_shape, classes=classes, samples=samples)
+        return target_from_settings(settings, **sizes)
     if ":" not in target:
         raise SettingsError(f"--target must be spectral, opacus or FILE.py:NAME, got {target!r}")
     from spectral_dp.audit import FunctionTarget, load_function
 
-    return FunctionTarget(
-        load_function(target), claim_from_settings(settings, samples), dimension=dimension, returns=returns, name=target
-    )
+    claim = claim_from_settings(settings, sizes["samples"])
+    return FunctionTarget(load_function(target), claim, name=target, **function)
 
 
 def _report(target: Target, full: bool, confidence: float, seed: int | None, quiet: bool) -> Report:

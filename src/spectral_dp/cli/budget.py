@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.console import Console
@@ -18,10 +18,9 @@ from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.files import save_figure
 from spectral_dp.relations import Relation
 
-if TYPE_CHECKING:
-    from spectral_dp.accounting import Accountant
-
 AccountantChoice = Literal["pld", "rdp", "both"]
+#: One line of the answer: ``accountant``, ``target_epsilon``, ``noise_multiplier`` and ``epsilon``, which it spends.
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,6 @@ class Plan:
     steps: int
     delta: float
     relation: Relation
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One line of the answer."""
-
-    accountant: "Accountant"
-    noise_multiplier: float
-    epsilon: float
-    target_epsilon: float | None
 
 
 def budget_command(
@@ -86,38 +75,37 @@ def budget_command(
         if plot is not None:
             _draw(plan, rows, plot)
     if as_json:
-        answers = [asdict(row) | {"epsilon": row.epsilon if math.isfinite(row.epsilon) else None} for row in rows]
+        answers = [row | {"epsilon": row["epsilon"] if math.isfinite(row["epsilon"]) else None} for row in rows]
         typer.echo(json.dumps({"plan": asdict(plan), "rows": answers}, indent=2, allow_nan=False))
     else:
         Console().print(_table(plan, rows))
 
 
-def _answer(plan: Plan, epsilons: list[float], multipliers: list[float], choice: AccountantChoice) -> list[Answer]:
+def _answer(plan: Plan, epsilons: list[float], multipliers: list[float], choice: AccountantChoice) -> list[Row]:
     from spectral_dp import accounting  # late: what lies below takes a second that --help need not wait for
 
     accounting.warn_if_delta_too_large(plan.delta, plan.samples)
+    asked = [(None, sigma) for sigma in multipliers] + [(target, None) for target in epsilons]
     rows = []
-    for name in get_args(accounting.Accountant):
-        if choice in (name, "both"):
-            wanted: list[tuple[float, float | None]] = [(sigma, None) for sigma in multipliers]
-            for target in epsilons:
+    for name in get_args(accounting.Accountant) if choice == "both" else [choice]:
+        for target, sigma in asked:
+            if target is not None:
                 sigma = accounting.calibrate_noise(
                     target, plan.delta, plan.sample_rate, plan.steps, accountant=name, relation=plan.relation
                 )
-                wanted.append((sigma, target))
-            rows += [Answer(name, sigma, _spent(plan, name, sigma, plan.steps), target) for sigma, target in wanted]
+            row = {"accountant": name, "noise_multiplier": sigma, "target_epsilon": target}
+            rows.append(row | {"epsilon": _spent(plan, row, plan.steps)})
     return rows
 
 
-def _spent(plan: Plan, accountant: "Accountant", noise_multiplier: float, steps: int) -> float:
+def _spent(plan: Plan, row: Row, steps: int) -> float:
     from spectral_dp import accounting
 
-    return accounting.epsilon(
-        noise_multiplier, plan.sample_rate, steps, plan.delta, accountant=accountant, relation=plan.relation
-    )
+    accountant, sigma = row["accountant"], row["noise_multiplier"]
+    return accounting.epsilon(sigma, plan.sample_rate, steps, plan.delta, accountant=accountant, relation=plan.relation)
 
 
-def _table(plan: Plan, rows: list[Answer]) -> Table:
+def _table(plan: Plan, rows: list[Row]) -> Table:
     table = Table(
         title=f"{plan.steps} steps at sample rate {plan.sample_rate:.5g}, delta {plan.delta:g}",
         caption=f"neighbours: {plan.relation}; {plan.samples} samples, batch {plan.batch_size}, {plan.epochs} epochs",
@@ -125,29 +113,26 @@ def _table(plan: Plan, rows: list[Answer]) -> Table:
     for heading in ("accountant", "target epsilon", "noise multiplier", "epsilon spent"):
         table.add_column(heading, justify="left" if heading == "accountant" else "right")
     for row in rows:
-        asked = "" if row.target_epsilon is None else f"{row.target_epsilon:g}"
+        sigma, target = row["noise_multiplier"], row["target_epsilon"]
         # Rounded up, so that the number someone copies from here is still private.
-        sigma = f"{row.noise_multiplier:g}" if row.target_epsilon is None else rounded_up(row.noise_multiplier)
-        table.add_row(row.accountant, asked, sigma, rounded_up(row.epsilon))
+        found = (f"{sigma:g}" if target is None else rounded_up(sigma), rounded_up(row["epsilon"]))
+        table.add_row(row["accountant"], "" if target is None else f"{target:g}", *found)
     return table
 
 
-def _draw(plan: Plan, rows: list[Answer], path: Path) -> None:
+def _draw(plan: Plan, rows: list[Row], path: Path) -> None:
     """Draws epsilon spent against epochs; the file appears whole or not at all."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     epochs = sorted({max(1, round(plan.epochs * part / 40)) for part in range(1, 41)})
+    steps = plan.steps // plan.epochs
     figure = Figure(figsize=(6, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     for row in rows:
-        spent = [
-            _spent(plan, row.accountant, row.noise_multiplier, plan.steps // plan.epochs * epoch) for epoch in epochs
-        ]
-        axes.plot(epochs, spent, marker=".", label=f"{row.accountant}, noise multiplier {row.noise_multiplier:.4g}")
+        label = f"{row['accountant']}, noise multiplier {row['noise_multiplier']:.4g}"
+        axes.plot(epochs, [_spent(plan, row, steps * epoch) for epoch in epochs], marker=".", label=label)
     axes.set(
-        xlabel=f"epochs (of {plan.steps // plan.epochs} steps)",
+        xlabel=f"epochs (of {steps} steps)",
         ylabel=f"epsilon spent at delta {plan.delta:g}",
         title=f"{plan.samples} samples, batch {plan.batch_size}, {plan.relation}",
     )

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     Flags win over the file of ``--config``.
     """
     own = inspect.signature(command, eval_str=True).parameters
-    flags = {f.name: _flag(f.name, f.metadata) for f in fields(Settings)}
+    flags = {setting.name: _flag(setting) for setting in fields(Settings)}
 
     def run(**values: Any) -> None:
         config = values.pop("config")
@@ -39,17 +39,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 given[name] = _layer_ratios(value) if name == "layer_ratios" else value
         command(given=given, **values)
 
-    config = inspect.Parameter(
-        "config",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            Path | None, typer.Option(help="Settings from a TOML file, or the config.json of a run; flags win.")
-        ],
-    )
+    config = typer.Option(help="Settings from a TOML file, or the config.json of a run; flags win.")
     kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values() if p.name != "given"]
-    run.__signature__ = inspect.Signature([*kept, config, *flags.values()])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in [*kept, config, *flags.values()]}
+    taken = [*kept, _parameter("config", Annotated[Path | None, config]), *flags.values()]
+    run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in taken}
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     return run
 
@@ -84,12 +78,11 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
-def _flag(name: str, metadata: Any) -> inspect.Parameter:
-    kind = kind_of(Settings.hints()[name])
+def _flag(setting: Field[Any]) -> inspect.Parameter:
+    name, kind, metadata = setting.name, kind_of(Settings.hints()[setting.name]), setting.metadata
     options: dict[str, Any] = {"help": metadata["help"], "rich_help_panel": metadata["group"], "show_default": False}
-    default = next(f for f in fields(Settings) if f.name == name).default
-    if isinstance(default, str | int | float) and not isinstance(default, bool):
-        options["show_default"] = str(default)  # the flag's own is None: not given
+    if isinstance(setting.default, str | int | float) and not isinstance(setting.default, bool):
+        options["show_default"] = str(setting.default)  # the flag's own is None: not given
     flag = f"--{name.replace('_', '-')}"
     annotation: Any
     if kind is bool:
@@ -99,12 +92,11 @@ def _flag(name: str, metadata: Any) -> inspect.Parameter:
         annotation = (kind if kind == list[float] else list[str]) | None
     else:
         annotation = kind | None
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[annotation, typer.Option(flag, **options)],
-    )
+    return _parameter(name, Annotated[annotation, typer.Option(flag, **options)])
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _layer_ratios(pairs: list[str]) -> dict[str, float]:

@@ -19,7 +19,7 @@ def describe_layers(method: Method) -> list[dict[str, Any]]:
     gradient), and for filtered weights ``transform`` and ``gains``: the post-gain of every coordinate, zero if dropped,
     as nested lists over the transformed axes.
     """
-    return _facts(method.private) if isinstance(method, EngineMethod) else []
+    return _facts(method.optimizer) if isinstance(method, EngineMethod) else []
 
 
 def _facts(optimizer: PrivateOptimizer) -> list[dict[str, Any]]:

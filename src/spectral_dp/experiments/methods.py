@@ -93,14 +93,10 @@ def start(settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> M
 
 def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> torch.optim.Optimizer:
     """Returns the plain optimizer that the settings name."""
+    options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    )
+        return torch.optim.Adam(model.parameters(), **options)
+    return torch.optim.SGD(model.parameters(), momentum=settings.momentum, **options)
 
 
 def _make_private(engine: Any, settings: ResolvedSettings, common: Mapping[str, Any], **with_epsilon: Any) -> Any:
@@ -115,6 +111,8 @@ class EngineMethod(Method):
     """Spectral-DP, or DP-SGD by the same engine."""
 
     resumes_within_epochs = True
+    optimizer: PrivateOptimizer
+    _loader: PoissonLoader
 
     def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
         self._settings = settings
@@ -144,11 +142,8 @@ class EngineMethod(Method):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="delta")  # warned of already
             made = _make_private(self.engine, settings, common, stop_at_budget=True)
-        self.model, self.private, loader = made
-        assert isinstance(loader, PoissonLoader)
-        self.optimizer: PrivateOptimizer = self.private
-        self._loader = loader
-        self.diagnostics = watched(self.private) if settings.unsafe_diagnostics else None
+        self.model, self.optimizer, self._loader = made
+        self.diagnostics = watched(self.optimizer) if settings.unsafe_diagnostics else None
 
     def batches(self) -> Iterator[Batch]:
         for images, labels in self._loader:
@@ -169,12 +164,12 @@ class EngineMethod(Method):
         return {
             "library": "spectral-dp",
             "accountant": self._settings.accountant,
-            "relation": str(self.private.relation),
-            "noise_multiplier": self.private.noise_multiplier,
+            "relation": str(self.optimizer.relation),
+            "noise_multiplier": self.optimizer.noise_multiplier,
             "sample_rate": self._loader.sample_rate,
-            "expected_batch_size": self.private.expected_batch_size,
-            "steps": self.private.steps,
-            "clipping": repr(self.private.clipping),
+            "expected_batch_size": self.optimizer.expected_batch_size,
+            "steps": self.optimizer.steps,
+            "clipping": repr(self.optimizer.clipping),
             "noise_source": "seeded, reproducible" if self._settings.reproducible else "operating system, ChaCha20",
             "spectral": self.spectral.describe(),
         }
@@ -241,6 +236,8 @@ class NonPrivateMethod(_ByEpoch):
 class OpacusMethod(_ByEpoch):
     """DP-SGD by Opacus itself: its sampling, per-sample gradients, noise and accountant (PRV, or RDP)."""
 
+    optimizer: Any
+
     def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
         try:
             import opacus
@@ -265,9 +262,7 @@ class OpacusMethod(_ByEpoch):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its secure mode and its own defaults
             self.engine = opacus.PrivacyEngine(accountant="prv" if settings.accountant == "pld" else "rdp")
-            made = _make_private(self.engine, settings, common)
-        self.model, self.private, self._loader = made
-        self.optimizer = self.private
+            self.model, self.optimizer, self._loader = _make_private(self.engine, settings, common)
         self.steps_per_epoch = len(self._loader)
         self._ledger = Ledger()
 
@@ -282,7 +277,7 @@ class OpacusMethod(_ByEpoch):
     def ledger(self) -> Ledger:
         """Opacus' history in a ledger of ours, whose chain tells whose steps they are; Opacus does the accounting."""
         if missing := sum(steps for *_, steps in self.engine.accountant.history) - self._ledger.steps:
-            self._ledger.record(self.private.noise_multiplier, self._loader.sample_rate, missing)
+            self._ledger.record(self.optimizer.noise_multiplier, self._loader.sample_rate, missing)
         return self._ledger
 
     def epsilon(self) -> float | None:
@@ -297,9 +292,9 @@ class OpacusMethod(_ByEpoch):
             "library": f"opacus {self._version}",
             "accountant": self.engine.accountant.mechanism(),
             "relation": "add_or_remove_one",
-            "noise_multiplier": self.private.noise_multiplier,
+            "noise_multiplier": self.optimizer.noise_multiplier,
             "sample_rate": self._loader.sample_rate,
-            "expected_batch_size": self.private.expected_batch_size,
+            "expected_batch_size": self.optimizer.expected_batch_size,
             "steps": self.ledger.steps,
             "clipping": f"flat, {self._settings.max_grad_norm:g}",
             "noise_source": "seeded, reproducible" if self._settings.reproducible else "torch generator",

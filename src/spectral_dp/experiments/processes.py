@@ -10,16 +10,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
+from spectral_dp.experiments.signals import handled_by
 from spectral_dp.files import write_json
 
 _POLL = 0.1  # seconds between looks at the processes
@@ -84,7 +84,8 @@ def run_all(
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ExitStack() as stack:
         stack.callback(_stop, running)
-        stack.enter_context(_terminable())
+        # So that the processes do not go on without this one if it is told to end.
+        stack.enter_context(handled_by(signal.default_int_handler, signal.SIGTERM))
         while True:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
@@ -101,19 +102,6 @@ def run_all(
     if failures:
         listed = "\n  - ".join(f"{name}: {reason}" for name, reason in failures.items())
         raise RunsFailed(f"{len(failures)} of {len(runs)} runs failed, the others are kept:\n  - {listed}")
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Lets SIGTERM end this process as Ctrl-C does, so that the processes it started do not go on without it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(running: Mapping[str, subprocess.Popen[bytes]]) -> None:

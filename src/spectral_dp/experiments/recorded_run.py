@@ -39,7 +39,7 @@ class RecordedRun:
             summary, statement = directory.summary(), directory.read(directory.privacy)
             costs = dict.fromkeys(("seconds", "step_seconds", "peak_memory_mb"), _NUMBER)
             spent = dict.fromkeys(("epsilon", "noise_multiplier"), _NUMBER | None)
-            stated = {"private": bool, "mechanism": str, "not_covered": list, "made_by": dict}
+            stated: dict[str, Any] = {"private": bool, "mechanism": str, "not_covered": list, "made_by": dict}
             if isinstance(statement, dict) and statement.get("epsilon") is not None:
                 stated |= {"epsilon": _NUMBER, "delta": _NUMBER, "relation": str, "covers": str, "warnings": list}
             _check(directory.summary_file, summary, {"parameters": int, **costs, **spent})

@@ -28,6 +28,7 @@ from spectral_dp.experiments.layer_facts import describe_layers
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
+from spectral_dp.experiments.signals import handled_by
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
 from spectral_dp.files import whole_file, write_json
 
@@ -114,7 +115,7 @@ class Trainer:
         self._losses: list[float] = []
         self._epsilon = self.method.epsilon()
         self._accuracy: float | None = None
-        self._accounting = _Paced(ACCOUNTING_SHARE)
+        self._next_accounting = 0.0  # when epsilon may be looked at again
         self._tensorboard = _tensorboard(directory)
 
     def run(self) -> dict[str, Any]:
@@ -160,9 +161,10 @@ class Trainer:
             if self._averaged is not None:
                 self._averaged.update_parameters(self.model)
             self._step_seconds += time.perf_counter() - began
-            if self._accounting.is_due:
-                with self._accounting.paid():
-                    self._epsilon = self.method.epsilon()
+            if (asked := time.perf_counter()) >= self._next_accounting:
+                self._epsilon = self.method.epsilon()
+                now = time.perf_counter()
+                self._next_accounting = now + (now - asked) / ACCOUNTING_SHARE
             self._show(self._progress())
             if self.method.resumes_within_epochs and time.perf_counter() - self._saved >= CHECKPOINT_EVERY:
                 self._save()
@@ -234,14 +236,9 @@ class Trainer:
         return self._averaged.module if self._averaged is not None else self.model
 
     def _save(self) -> None:
-        extra: dict[str, Any] = {
-            "step": self.step,
-            "seconds": self.seconds,
-            "step_seconds": self._step_seconds,
-        }
-        if self._averaged is not None:
-            extra["average"] = self._averaged.state_dict()
-        self.method.save(self.directory.checkpoint, extra)
+        extra = {"step": self.step, "seconds": self.seconds, "step_seconds": self._step_seconds}
+        average = {} if self._averaged is None else {"average": self._averaged.state_dict()}
+        self.method.save(self.directory.checkpoint, extra | average)
         self._saved = time.perf_counter()
 
     def _resume(self) -> None:
@@ -270,30 +267,26 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         statement = privacy_statement(self.settings, self.method, self._made_by)
         write_statement(statement, self.directory.path)
-        weights = {name: value.cpu().clone() for name, value in _plain_state(self._result()).items()}  # ties undone
+        result = self._result()
+        own = getattr(
+            result, "_module", result
+        ).state_dict()  # by the names in the user's model, not in Opacus' wrapper
+        weights = {name: value.cpu().clone() for name, value in own.items()}  # ties undone
         with whole_file(self.directory.weights) as file:
             file.write(safetensors_bytes(weights))
         rows = self.directory.metrics()
         summary = {
-            "dataset": self.settings.dataset,
-            "model": self.settings.model,
-            "method": self.settings.method,
-            "seed": self.settings.seed,
+            **{name: getattr(self.settings, name) for name in ("dataset", "model", "method", "seed", "epochs")},
+            **{name: statement.get(name) for name in ("epsilon", "noise_multiplier", "sample_rate")},
+            **{name: statement[name] for name in ("private", "warnings", "made_by")},
             "heldout_accuracy": rows[-1]["heldout_accuracy"],
             "best_heldout_accuracy": max(row["heldout_accuracy"] for row in rows),
-            "private": statement["private"],
-            "warnings": statement["warnings"],
-            "epsilon": statement.get("epsilon"),
             "delta": self.settings.delta if self.settings.is_private else None,
-            "noise_multiplier": statement.get("noise_multiplier"),
-            "sample_rate": statement.get("sample_rate"),
-            "epochs": self.settings.epochs,
             "steps": self.step,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "seconds": round(self.seconds, 3),
             "step_seconds": round(self._step_seconds, 3),
             "peak_memory_mb": round(_peak_memory_mb(), 1),
-            "made_by": self._made_by,
         }
         draw_run(self.directory)
         if self._tensorboard is not None:
@@ -325,43 +318,13 @@ def evaluate(model: nn.Module, dataset: ImageDataset, device: str) -> tuple[floa
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Notices Ctrl-C and SIGTERM without breaking a step; a second Ctrl-C stops at once."""
     asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
-        yield asked.is_set
-        return
 
     def ask(number: int, frame: Any) -> None:
         asked.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled_by(ask, signal.SIGINT, signal.SIGTERM):
         yield asked.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Paced:
-    """Says when something costly may be done again, so that it takes no more than a share of the time."""
-
-    def __init__(self, share: float) -> None:
-        self._share, self._next = share, 0.0
-
-    @property
-    def is_due(self) -> bool:
-        return time.perf_counter() >= self._next
-
-    @contextmanager
-    def paid(self) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        now = time.perf_counter()
-        self._next = now + (now - started) / self._share
-
-
-def _plain_state(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the weights by their names in the user's model, not in Opacus' wrapper."""
-    return getattr(model, "_module", model).state_dict()
 
 
 def _peak_memory_mb() -> float:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -129,21 +130,23 @@ def _circulant(probe: LayerProbe, module: BlockCirculantLinear, most: int, gener
 def _conv(probe: LayerProbe, module: nn.Conv1d | nn.Conv2d, most: int, generator: torch.Generator) -> list[Block]:
     size, out_size = probe.seen.x.shape[1:], probe.seen.output_shape[1:]
     before = module._reversed_padding_repeated_twice[::-1][::2]
-    taps = []  # input positions under the kernel, along each axis, at an output position that padding does not touch
-    position = []
+    taps, position = (
+        [],
+        [],
+    )  # input positions under the kernel along each axis, at an output that padding does not touch
     for axis, kernel in enumerate(module.kernel_size):
-        stride, dilation = module.stride[axis], module.dilation[axis]
-        reach = [o for o in range(out_size[axis]) if 0 <= o * stride - before[axis] <= size[axis] - _span(module, axis)]
+        stride, under_kernel = module.stride[axis], module.dilation[axis] * torch.arange(kernel)
+        last = size[axis] - 1 - int(under_kernel[-1])
+        reach = [o for o in range(out_size[axis]) if 0 <= o * stride - before[axis] <= last]
         if not reach:
             return []
         o = reach[len(reach) // 2]
-        position.append(o)
-        taps.append(o * stride - before[axis] + dilation * torch.arange(kernel))
+        position.append(torch.tensor([o]))
+        taps.append(o * stride - before[axis] + under_kernel)
     planes, area = module.in_channels // module.groups, torch.Size(size).numel()
-    under = _flat(taps, size)
-    kernel_shape = tuple(module.kernel_size)
+    under, at = _flat(taps, size), _flat(position, out_size)
     transform = probe.transform if probe.transform is not None and not probe.signal else get_transform("dct")
-    kinds = chosen_directions(transform.basis(kernel_shape), generator)
+    kinds = chosen_directions(transform.basis(tuple(module.kernel_size)), generator)
     whole = None
     if probe.signal:  # Algorithm 2 filters the input's plane: try frequencies of that, too
         whole = chosen_directions(get_transform("fourier").basis(tuple(size)), generator)
@@ -151,10 +154,8 @@ def _conv(probe: LayerProbe, module: nn.Conv1d | nn.Conv2d, most: int, generator
     for flat in spread(module.out_channels * planes, most, generator):
         i, j = divmod(flat, planes)
         channel = (i // (module.out_channels // module.groups)) * planes + j
-        where = _flat([torch.tensor([o]) for o in position], out_size)
-        u_at = i * torch.Size(out_size).numel() + where
-        taps_count = len(under)
-        support = probe.offsets["weight"] + flat * taps_count + torch.arange(taps_count)
+        u_at = i * torch.Size(out_size).numel() + at
+        support = probe.offsets["weight"] + flat * len(under) + torch.arange(len(under))
         is_last = flat == module.out_channels * planes - 1
         make = _into(probe.name, channel * area + under, u_at)
         blocks.append(kinds.block(probe.name, f"kernel ({i}, {j})", support, make, is_last=is_last))
@@ -236,14 +237,6 @@ def _into(layer: str, x_at: Tensor, u_at: Tensor) -> Callable[[Tensor], tuple[Ex
     return lambda signal: (Excitation(layer, x_at, signal, u_at, torch.ones(len(u_at)).double()),)
 
 
-def _span(module: nn.Conv1d | nn.Conv2d, axis: int) -> int:
-    return (module.kernel_size[axis] - 1) * module.dilation[axis] + 1
-
-
-def _flat(positions: list[Tensor], size: torch.Size | tuple[int, ...]) -> Tensor:
-    """Flat indices into a plane of the positions along each axis."""
-    index = positions[0]
-    for axis in range(1, len(positions)):
-        index = index[:, None] * size[axis] + positions[axis]
-        index = index.flatten()
-    return index
+def _flat(positions: list[Tensor], size: tuple[int, ...]) -> Tensor:
+    """Returns the flat indices into a plane of the positions along each axis."""
+    return torch.from_numpy(np.ravel_multi_index(np.ix_(*(p.numpy() for p in positions)), tuple(size))).flatten()

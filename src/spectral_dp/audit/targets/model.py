@@ -9,6 +9,7 @@ Recording, physical splits, clipping, noise, filter, inverse and divisor are the
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,12 @@ class ModelTarget(Target):
         if x.is_floating_point():
             not_finite |= {f"input {v}": self._whole(x * v, 1.0, generator) for v in (math.nan, math.inf)}
         return [Hostile(name, record, name in records) for name, record in (records | not_finite).items()]
+
+    @staticmethod
+    def _offsets(released: Sequence[nn.Parameter]) -> dict[nn.Parameter, int]:
+        """Returns where each parameter begins in the flat release."""
+        sizes = (parameter.numel() for parameter in released)
+        return dict(zip(released, itertools.accumulate(sizes, initial=0), strict=False))
 
     def _input(self, generator: torch.Generator) -> Tensor:
         if not self._example.is_floating_point():

@@ -95,11 +95,7 @@ class OpacusTarget(ModelTarget):
 
     @cached_property
     def _probes(self) -> list[LayerProbe]:
-        offsets, position = dict[nn.Parameter, int](), 0
-        for p in self._optimizer.params:
-            offsets[p] = position
-            position += p.numel()
-        probes = []
+        offsets, probes = self._offsets(self._optimizer.params), []
         for name, module in self._module._module.named_modules():  # type: ignore[union-attr]
             own = {n: offsets[p] for n, p in module.named_parameters(recurse=False) if p in offsets}
             if own and name in self._seen:

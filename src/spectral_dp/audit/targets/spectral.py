@@ -7,7 +7,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter, PaperBa
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.engine import PrivacyEngine
 from spectral_dp.training.optimizer import PrivateOptimizer
-from spectral_dp.training.release_plan import ReleasePlan
 from spectral_dp.training.sampling import PoissonLoader
 
 #: How many records a batch that the auditor chooses may hold, at least, and times the expected batch.
@@ -73,7 +71,6 @@ class SpectralTarget(ModelTarget):
         self._chosen = self._train(max(CAPACITY, TIMES_EXPECTED * math.ceil(expected)), expected)
         self._own_noise = self._chosen.optimizer.noise
         self._filters = copy.deepcopy(self._chosen.optimizer.gradients.filter_state())
-        self._plan = self._chosen.optimizer.release_plan()
         self.outputs = self._outputs()
 
     def _with_sizes(self, spectral: SpectralConfig) -> SpectralConfig:
@@ -108,8 +105,8 @@ class SpectralTarget(ModelTarget):
         training = self._train(len(records), self.claim.sample_rate * len(records))
         if noise_off:
             training.optimizer.noise = ScriptedSource(Script())
-        epochs = itertools.repeat(training)
-        releases = itertools.chain.from_iterable(self._steps(epoch, records) for epoch in epochs)
+        epochs = (self._steps(training, records) for _ in itertools.count())
+        releases = itertools.chain.from_iterable(epochs)
         return SampledRun(training.loader.sample_rate, itertools.islice(releases, steps))
 
     def _steps(self, training: _Training, records: Sequence[Record]) -> Iterator[Tensor]:
@@ -117,12 +114,19 @@ class SpectralTarget(ModelTarget):
         optimizer, loader, modules = training
         for (indices,) in loader:
             optimizer.zero_grad()
-            with _quietly():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NonFiniteWarning)  # hostile records are meant to be so
                 self._backward(modules, [records[i] for i in indices.tolist()])
                 optimizer.step()
             assert loader.current is not None
             if loader.current.is_last:
-                yield _flat_gradients(optimizer, self._plan) * optimizer.expected_batch_size
+                gradients = [parameter.grad for parameter in self._released(optimizer)]
+                flat = torch.cat([g.detach().flatten().double() for g in gradients if g is not None])
+                yield flat * optimizer.expected_batch_size
+
+    def _released(self, optimizer: PrivateOptimizer) -> list[nn.Parameter]:
+        """Returns the parameters in the order in which a step releases them."""
+        return [optimizer.gradients.named_parameters[output.name] for output in self.outputs]
 
     def _train(self, samples: int, batch_size: float) -> _Training:
         model = copy.deepcopy(self._template)
@@ -145,7 +149,7 @@ class SpectralTarget(ModelTarget):
         moving = {rule for layers, _ in blocks for _, rule in layers if not isinstance(rule.config.filter, STEADY)}
         shared = bool(moving) and self._options.get("noise_allocation") == "optimal"  # by how much each layer keeps
         outputs = []
-        for block in self._plan.blocks:
+        for block in self._chosen.optimizer.release_plan().blocks:
             # Of the claim, not the plan's own: the auditor does not take the target's word for its sensitivity.
             noise_std = self.claim.noise_multiplier * self.claim.moves * block.max_norm
             for name in (planned.name for planned in block.parameters):
@@ -159,13 +163,8 @@ class SpectralTarget(ModelTarget):
 
     @cached_property
     def _probes(self) -> list[LayerProbe]:
-        gradients = self._chosen.optimizer.gradients
-        offsets, position = dict[nn.Parameter, int](), 0
-        for p in _released_parameters(self._chosen.optimizer, self._plan):
-            offsets[p] = position
-            position += p.numel()
-        probes = []
-        for layers, _ in gradients.trained_blocks:
+        offsets, probes = self._offsets(self._released(self._chosen.optimizer)), []
+        for layers, _ in self._chosen.optimizer.gradients.trained_blocks:
             name, rule = layers[0]  # layers that share a parameter release it once
             if name not in self._seen:  # the model does not use it: it is released as noise alone
                 continue
@@ -189,21 +188,3 @@ class _Training(NamedTuple):
     optimizer: PrivateOptimizer
     loader: PoissonLoader
     modules: dict[str, nn.Module]
-
-
-def _released_parameters(optimizer: PrivateOptimizer, plan: ReleasePlan) -> list[nn.Parameter]:
-    """In the order in which a step releases them."""
-    parameters = optimizer.gradients.named_parameters
-    return [parameters[planned.name] for block in plan.blocks for planned in block.parameters]
-
-
-def _flat_gradients(optimizer: PrivateOptimizer, plan: ReleasePlan) -> Tensor:
-    gradients = [p.grad for p in _released_parameters(optimizer, plan)]
-    return torch.cat([g.detach().flatten().double() for g in gradients if g is not None])
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NonFiniteWarning)  # hostile records are meant to be so
-        yield
