@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 
 #: What the extra ``cli`` brings, by the names under which it is imported.
-EXTRA = ("matplotlib", "PIL", "rich", "safetensors", "sklearn", "typer")
+EXTRA = ("jinja2", "matplotlib", "PIL", "rich", "safetensors", "sklearn", "typer")
 
 
 def main() -> None:

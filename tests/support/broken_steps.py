@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from spectral_dp import audit
-from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.mechanism.clipping import PerLayerClipping
 from spectral_dp.mechanism.noise import NoiseSource
 
@@ -89,16 +88,7 @@ class BrokenTarget(audit.SpectralTarget):
         return training
 
     def release(self, records, noise=None):
-        return super().release(records, None if noise is None else _BrokenScript(self._mistake, noise))
-
-
-class _BrokenScript(Script):
-    def __init__(self, mistake, script):
-        super().__init__()
-        self._mistake, self._script = mistake, script
-
-    def take(self, shape, dtype, device):
-        return self._mistake(lambda: self._script.take(shape, dtype, device))
+        return super().release(records, None if noise is None else BrokenNoise(self._mistake, noise))
 
 
 class ForgetfulClipping(PerLayerClipping):

@@ -66,13 +66,7 @@ class ImageDataset:
         """
         kept_train = _kept(self.name, "training", len(self.train_labels), train)
         kept_test = _kept(self.name, "test", len(self.test_labels), test)
-        return replace(
-            self,
-            train_images=self.train_images[kept_train],
-            train_labels=self.train_labels[kept_train],
-            test_images=self.test_images[kept_test],
-            test_labels=self.test_labels[kept_test],
-        )
+        return self._with(kept_train, self.test_images[kept_test], self.test_labels[kept_test])
 
     def with_validation(self, size: int) -> ImageDataset:
         """Puts a fixed random part of the training samples in the place of the test set, for choosing settings.
@@ -85,12 +79,13 @@ class ImageDataset:
             raise DataError(f"{self.name} has {samples} training samples: take 1 to {samples - 1} of them, got {size}")
         order = _public_order(samples)
         held, kept = order[:size], order[size:]
+        return self._with(kept, self.train_images[held], self.train_labels[held])
+
+    def _with(self, kept: Tensor | slice, test_images: Tensor, test_labels: Tensor) -> ImageDataset:
+        """Returns a data set with a part of the training samples and with these test samples."""
+        train_images, train_labels = self.train_images[kept], self.train_labels[kept]
         return replace(
-            self,
-            train_images=self.train_images[kept],
-            train_labels=self.train_labels[kept],
-            test_images=self.train_images[held],
-            test_labels=self.train_labels[held],
+            self, train_images=train_images, train_labels=train_labels, test_images=test_images, test_labels=test_labels
         )
 
     def resized(self, size: int) -> ImageDataset:

@@ -27,7 +27,7 @@ A recipe has panels, a panel a grid of rows and columns, and every cell of a gri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -171,12 +171,8 @@ class _Table:
             raise RecipeError(f"{self.where} has unknown entries {', '.join(self._left)}: there are {listed}")
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """Settings from one place of the file, and those that the scale puts in their stead."""
-
-    settings: Mapping[str, Any]
-    scaled: Mapping[str, Any]
+#: Settings from one place of the file, and those that the scale puts in their stead.
+_Layer = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 class _Reader:
@@ -213,14 +209,17 @@ class _Reader:
         at_scale = self._at_scale(table)
         title, origin = table.take("title", str), table.take_choice("origin", get_args(Origin))
         figure = table.take_choice("figure", get_args(FigureKind), self._figure)
-        rows, columns = self._entries(table, "rows"), self._entries(table, "columns")
+        rows, columns = self._axis(table, "rows"), self._axis(table, "columns")
         paper = _paper(table, self._grid["paper"], list(rows), list(columns))
-        particular = self._particular(table, rows, columns)
+        particular = {
+            (entry.take_choice("row", list(rows)), entry.take_choice("column", list(columns))): layer
+            for entry, layer in self._entries(table, "cells", [])
+        }
         kept_rows, kept_columns = _part(at_scale, "rows", rows), _part(at_scale, "columns", columns)
         layer = self._layer(table, at_scale)
         cells = {
             (row, column): _cell(
-                [common, layer, columns[column], rows[row], particular.get((row, column), _Layer({}, {}))],
+                [common, layer, columns[column], rows[row], particular.get((row, column), ({}, {}))],
                 paper[row, column],
                 f"{table.where}, row {row!r}, column {column!r}",
             )
@@ -231,29 +230,24 @@ class _Reader:
         table.end()
         return Panel(title, origin, figure, kept_rows, kept_columns, cells)
 
-    def _entries(self, table: _Table, key: str) -> dict[str, _Layer]:
-        """Reads the rows or the columns, the panel's own or those given for all panels."""
-        entries: dict[str, _Layer] = {}
-        for i, values in enumerate(table.take(key, list, self._grid[key])):
+    def _entries(self, table: _Table, key: str, default: list[Any]) -> Iterator[tuple[_Table, _Layer]]:
+        """Yields the tables of a list with their settings. What nobody took of a table in its turn is refused."""
+        for i, values in enumerate(table.take(key, list, default)):
             entry = _Table(values, f"{table.where}, {key}[{i}]")
-            label = entry.take("label", str)
-            if label in entries:
-                raise RecipeError(f"{entry.where}: the label {label!r} is there twice")
-            entries[label] = self._layer(entry, self._at_scale(entry))
+            yield entry, self._layer(entry, self._at_scale(entry))
             entry.end()
-        if not entries:
-            raise RecipeError(f"{table.where} has no {key}: give them there, or once for all panels")
-        return entries
 
-    def _particular(self, table: _Table, rows: Iterable[str], columns: Iterable[str]) -> dict[tuple[str, str], _Layer]:
-        """Reads the settings of single cells."""
-        found = {}
-        for i, values in enumerate(table.take("cells", list, [])):
-            entry = _Table(values, f"{table.where}, cells[{i}]")
-            place = entry.take_choice("row", list(rows)), entry.take_choice("column", list(columns))
-            found[place] = self._layer(entry, self._at_scale(entry))
-            entry.end()
-        return found
+    def _axis(self, table: _Table, key: str) -> dict[str, _Layer]:
+        """Reads the rows or the columns, the panel's own or those given for all panels."""
+        layers: dict[str, _Layer] = {}
+        for entry, layer in self._entries(table, key, self._grid[key]):
+            label = entry.take("label", str)
+            if label in layers:
+                raise RecipeError(f"{entry.where}: the label {label!r} is there twice")
+            layers[label] = layer
+        if not layers:
+            raise RecipeError(f"{table.where} has no {key}: give them there, or once for all panels")
+        return layers
 
     def _at_scale(self, table: _Table) -> _Table:
         """Returns what a table says of the scale."""
@@ -265,7 +259,7 @@ class _Reader:
         return _Table(scales.get(self._scale, {}), f"{table.where}, scales.{self._scale}")
 
     def _layer(self, table: _Table, at_scale: _Table) -> _Layer:
-        layer = _Layer(table.take("set", dict, {}), at_scale.take("set", dict, {}))
+        layer = table.take("set", dict, {}), at_scale.take("set", dict, {})
         at_scale.end()
         return layer
 
@@ -303,9 +297,9 @@ def _cell(layers: Sequence[_Layer], paper: float | None, where: str) -> Cell:
     """Puts the settings of a cell together, the most particular last."""
     plain: dict[str, Any] = {}
     scaled: dict[str, Any] = {}
-    for layer in layers:
-        plain |= layer.settings
-        scaled |= layer.scaled
+    for own, at_scale in layers:
+        plain |= own
+        scaled |= at_scale
     return Cell(_settings(plain | scaled, where), _settings(plain, where), paper)
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one or more training runs.
+"""One self-contained HTML page about one or more training runs: its contents. Its looks are in ``report.html``.
 
 Figures of the raw private data appear only where a run recorded them, and then marked as not to be published; accuracy
 on held-out samples always appears with what it assumes.
@@ -10,18 +10,17 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
-from string import Template
 from typing import Any
 
+from jinja2 import Environment
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from spectral_dp._version import __version__
 from spectral_dp.experiments import figures
-from spectral_dp.experiments.markup import box, bullets, details, figure, heading, pairs, paragraph, side_by_side, table
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.results import Group, differing, group_by_settings
 from spectral_dp.experiments.rounding import rounded_up
@@ -30,10 +29,6 @@ from spectral_dp.experiments.statement import HELD_OUT, SEEDED
 from spectral_dp.files import write_text
 
 UNSAFE_MARK = "computed from raw private data, outside the guarantee: not to be published"
-_TOGETHER = (
-    "Each guarantee holds for its run alone. What several runs on the same records reveal together is bounded by the "
-    "sum of their epsilons and the sum of their deltas."
-)
 _ASSUMPTION = HELD_OUT[:1].upper() + HELD_OUT[1:] + "."
 _NEIGHBOURS = {"add_or_remove_one": "adding or removing one record", "replace_one": "replacing one record by another"}
 
@@ -53,125 +48,110 @@ def write_report(runs: Sequence[RunDirectory], path: str | os.PathLike[str], *, 
     if not distinct:
         raise ValueError("a report needs at least one run")
     groups = group_by_settings(RecordedRun.read(directory) for directory in distinct.values())
-    write_text(path, _Page(groups, public).html())
+    write_text(path, _html(groups, public))
 
 
-class _Page:
-    """The page about some groups of runs."""
+def _html(groups: Sequence[Group], public: bool) -> str:
+    """Returns the page about some groups of runs."""
+    numbers = count(1)
 
-    def __init__(self, groups: Sequence[Group], public: bool) -> None:
-        self._groups, self._public = groups, public
-        self._prefixes = (f"figure{number}" for number in count(1))
+    def svg(drawn: Figure, description: str) -> Markup:
+        return Markup(figures.as_svg(drawn, prefix=f"figure{next(numbers)}", description=description))
 
-    def html(self) -> str:
-        if len(self._groups) == 1:
-            title = f"Training run: {self._groups[0].label}"
-            parts = [self._section(self._groups[0], "Result", with_curves=True)]
-        else:
-            title = "Training runs"
-            curves = heading(2, "Accuracy and epsilon") + side_by_side(self._curves(self._groups))
-            sections = (self._section(group, group.label) for group in self._groups)
-            parts = [self._comparison(), curves, *sections]
-        template = files("spectral_dp.experiments").joinpath("report.html").read_text(encoding="utf-8")
-        return Template(template).substitute(
-            version=escape(__version__), title=escape(title), introduction=self._introduction(), body="\n".join(parts)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["sentence"] = _sentence
+    template = files("spectral_dp.experiments").joinpath("report.html").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        svg=svg,
+        version=__version__,
+        title="Training runs" if len(groups) > 1 else f"Training run: {groups[0].label}",
+        guaranteed=sum(not run.guarantee.startswith("none") for group in groups for run in group.runs),
+        unsafe_mark=UNSAFE_MARK,
+        comparison=_comparison(groups) if len(groups) > 1 else None,
+        pictures=_curves(groups),
+        sections=[_section(group, public) for group in groups],
+    )
+
+
+def _comparison(groups: Sequence[Group]) -> dict[str, Any]:
+    """Returns the table of the results, and the settings that differ."""
+    labels, facts, settings = zip(*((g.label, _facts(g), _settings(g.first)) for g in groups), strict=True)
+    names = [name for name in facts[0] if name != "runs"]
+    return {
+        "heads": ["run", *names],
+        "rows": [[label, *(values[name] for name in names)] for label, values in zip(labels, facts, strict=True)],
+        "note": f"{_ASSUMPTION} Several seeds: mean ± standard deviation.",
+        "labels": ["setting", *labels],
+        "others": [[name, *(values[name] for values in settings)] for name in differing(settings)],
+    }
+
+
+def _curves(groups: Sequence[Group]) -> list[tuple[Figure, str]]:
+    """Returns the pictures of the evaluations, each with its caption; none before the first evaluation."""
+    curves = {group.label: group.metrics for group in groups if any(group.metrics)}
+    if not curves:
+        return []
+    band = " The band is one standard deviation over seeds." if any(len(group.runs) > 1 for group in groups) else ""
+    accuracy = f"{band} {_ASSUMPTION}" if any(group.first.settings.is_private for group in groups) else band
+    pictures = [(figures.accuracy_against_epochs(curves), f"Held-out accuracy over the epochs.{accuracy}")]
+    if figures.has_epsilon(curves):
+        against = f"Held-out accuracy against the epsilon spent for it.{accuracy}"
+        pictures.append((figures.epsilon_against_epochs(curves), "Epsilon spent over the epochs."))
+        pictures.append((figures.accuracy_against_epsilon(curves), against))
+    return pictures
+
+
+def _section(group: Group, public: bool) -> dict[str, Any]:
+    """Returns everything about a group but its curves."""
+    run, unsafe = group.first, [] if public else [run for run in group.runs if run.has_unsafe]
+    epochs = f"{run.last.get('epoch', 0)} of {run.settings.epochs} epochs"
+    return {
+        "title": group.label,
+        "unfinished": "" if run.is_finished else epochs,
+        "facts": list(_facts(group).items()),
+        "note": _ASSUMPTION if run.settings.is_private else "Accuracy is on held-out samples.",
+        "statement": _statement(run),
+        "layers": _layers(run) if run.layers else None,
+        "unsafe": _unsafe(unsafe) if unsafe else None,
+        "settings": list(_settings(run).items()),
+    }
+
+
+def _layers(run: RecordedRun) -> dict[str, Any]:
+    """Returns the pictures and the table of the layers."""
+    pictures = []
+    if figures.filtered(run.layers):
+        changes = "" if run.settings.filter == "low-pass" else " This filter changes: here, as last evaluated."
+        caption = (
+            "The kept spectrum of each filtered layer: which coordinates are released, with which gain. The lowest "
+            f"frequency is at the left, and at the top.{changes}"
         )
+        pictures.append((figures.spectrum_figure(run.layers), caption))
+    caption = "The noise on the gradient of each parameter: as it is released, and what the filter leaves of it."
+    pictures.append((figures.noise_figure(run.layers), caption))
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "parameter": lambda layer: layer["name"],
+        "layer": lambda layer: layer["kind"],
+        "transform": lambda layer: layer.get("transform", "–"),
+        "numbers": lambda layer: f"{layer['parameters']:,}",
+        "released": lambda layer: f"{layer['released']:,}",
+        "noise, released": lambda layer: f"{layer['noise_std']:.3g}",
+        "noise, left": lambda layer: f"{layer['noise_std_per_parameter']:.3g}",
+    }
+    rows = [[text(layer) for text in columns.values()] for layer in run.layers]
+    return {"pictures": pictures, "heads": list(columns), "rows": rows}
 
-    def _introduction(self) -> str:
-        runs = [run for group in self._groups for run in group.runs]
-        guaranteed = sum(not run.guarantee.startswith("none") for run in runs)
-        together = paragraph(_TOGETHER) if guaranteed > 1 else ""
-        warning = f"This page holds figures {UNSAFE_MARK}."
-        return together + (box("unsafe", paragraph(warning, "mark")) if self._shows_unsafe(runs) else "")
 
-    def _shows_unsafe(self, runs: Iterable[RecordedRun]) -> bool:
-        return not self._public and any(run.has_unsafe for run in runs)
-
-    def _comparison(self) -> str:
-        labels = [group.label for group in self._groups]
-        facts = [_facts(group) for group in self._groups]
-        names = [name for name in facts[0] if name != "runs"]
-        rows = [[label, *(values[name] for name in names)] for label, values in zip(labels, facts, strict=True)]
-        note = f"{_ASSUMPTION} Several seeds: mean ± standard deviation."
-        settings = [_settings(group.first) for group in self._groups]
-        others = [[name, *(values[name] for values in settings)] for name in differing(settings)]
-        full = table(["setting", *labels], others, "Every setting that is not the same for all of these runs.")
-        found = heading(2, "Comparison") + table(["run", *names], rows, note)
-        return found + details("Settings that differ", full) if others else found
-
-    def _curves(self, groups: Sequence[Group]) -> list[str]:
-        curves = {group.label: group.metrics for group in groups if any(group.metrics)}
-        if not curves:
-            return [paragraph("Not evaluated yet.")]
-        band = " The band is one standard deviation over seeds." if any(len(group.runs) > 1 for group in groups) else ""
-        accuracy = f"{band} {_ASSUMPTION}" if any(group.first.settings.is_private for group in groups) else band
-        parts = [self._figure(figures.accuracy_against_epochs(curves), f"Held-out accuracy over the epochs.{accuracy}")]
-        if figures.has_epsilon(curves):
-            against = f"Held-out accuracy against the epsilon spent for it.{accuracy}"
-            parts.append(self._figure(figures.epsilon_against_epochs(curves), "Epsilon spent over the epochs."))
-            parts.append(self._figure(figures.accuracy_against_epsilon(curves), against))
-        return parts
-
-    def _section(self, group: Group, title: str, *, with_curves: bool = False) -> str:
-        """Everything about a group; its curves too, if they are not among those of all groups."""
-        run = group.first
-        parts = [heading(2, title)]
-        if not run.is_finished:
-            epochs = f"{run.last.get('epoch', 0)} of {run.settings.epochs} epochs"
-            parts.append(box("warning", paragraph(f"Unfinished: {epochs} are evaluated. This is no result yet.")))
-        note = _ASSUMPTION if run.settings.is_private else "Accuracy is on held-out samples."
-        facts = pairs(_facts(group), note)
-        parts.append(side_by_side([facts, *self._curves([group])]) if with_curves else facts)
-        parts += [heading(3, "Privacy statement"), _statement(run)]
-        if run.layers:
-            parts += [heading(3, "Layers"), self._layers(run)]
-        if self._shows_unsafe(group.runs):
-            parts.append(self._unsafe([run for run in group.runs if run.has_unsafe]))
-        parts.append(details("Settings", pairs(_settings(run), "All settings but the seed.")))
-        return f"<section>{''.join(parts)}</section>"
-
-    def _layers(self, run: RecordedRun) -> str:
-        parts = []
-        if figures.filtered(run.layers):
-            changes = "" if run.settings.filter == "low-pass" else " This filter changes: here, as last evaluated."
-            caption = (
-                "The kept spectrum of each filtered layer: which coordinates are released, with which gain. The lowest "
-                f"frequency is at the left, and at the top.{changes}"
-            )
-            parts.append(self._figure(figures.spectrum_figure(run.layers), caption))
-        caption = "The noise on the gradient of each parameter: as it is released, and what the filter leaves of it."
-        parts.append(self._figure(figures.noise_figure(run.layers), caption))
-        heads = ["parameter", "layer", "transform", "numbers", "released", "noise, released", "noise, left"]
-        rows = [
-            [
-                layer["name"],
-                layer["kind"],
-                layer.get("transform", "–"),
-                f"{layer['parameters']:,}",
-                f"{layer['released']:,}",
-                f"{layer['noise_std']:.3g}",
-                f"{layer['noise_std_per_parameter']:.3g}",
-            ]
-            for layer in run.layers
-        ]
-        exact = table(heads, rows, "The noise is a standard deviation, on the gradient.")
-        return side_by_side(parts) + details("Layers as a table", exact)
-
-    def _unsafe(self, runs: Sequence[RecordedRun]) -> str:
-        latest = [next(row for row in reversed(run.rows) if row.get("unsafe")) for run in runs]
-        names = list(dict.fromkeys(name for row in latest for name in row["unsafe"]))
-        rows = [
-            [run.name, row["epoch"], *(_text(row["unsafe"].get(name)) for name in names)]
-            for run, row in zip(runs, latest, strict=True)
-        ]
-        mark = _sentence(UNSAFE_MARK)
-        picture = self._figure(figures.unsafe_figure([run.rows for run in runs]), mark)
-        exact = table(["run", "epoch", *map(_words, names)], rows, mark)
-        title = heading(3, "Not to be published") + paragraph(mark, "mark")
-        return box("unsafe", title + picture + exact)
-
-    def _figure(self, drawn: Figure, caption: str) -> str:
-        return figure(figures.as_svg(drawn, prefix=next(self._prefixes), description=caption), caption)
+def _unsafe(runs: Sequence[RecordedRun]) -> dict[str, Any]:
+    """Returns the picture and the table of the figures of the raw private data."""
+    latest = [next(row for row in reversed(run.rows) if row.get("unsafe")) for run in runs]
+    names = list(dict.fromkeys(name for row in latest for name in row["unsafe"]))
+    rows = [
+        [run.name, row["epoch"], *(_text(row["unsafe"].get(name)) for name in names)]
+        for run, row in zip(runs, latest, strict=True)
+    ]
+    picture = figures.unsafe_figure([run.rows for run in runs])
+    return {"picture": picture, "heads": ["run", "epoch", *map(_words, names)], "rows": rows}
 
 
 def _facts(group: Group) -> dict[str, str]:
@@ -203,43 +183,37 @@ def _settings(run: RecordedRun) -> dict[str, str]:
     return {_words(name): _text(value) for name, value in values.items()}
 
 
-def _statement(run: RecordedRun) -> str:
-    """The privacy statement in words."""
+def _statement(run: RecordedRun) -> dict[str, Any]:
+    """Returns the privacy statement in words: a promise with its meaning, or else warnings."""
     if not run.settings.is_private:
-        return _warning("no guarantee: this is ordinary training, without any privacy")
+        return {"warnings": ["no guarantee: this is ordinary training, without any privacy"]}
     if run.statement is None:
         spent = run.last.get("epsilon")
         so_far = "" if spent is None else f"; at its last evaluation the run had spent epsilon {rounded_up(spent)}"
-        unfinished = _warning(f"the statement is made when the run is finished{so_far}")
-        return unfinished + (_warning(SEEDED) if run.settings.reproducible else "")
-    statement = run.statement
-    parts = [_promise(statement), *map(_warning, statement.get("warnings", []))]
-    parts += [paragraph(f"{statement['mechanism']}.")]
-    parts += [paragraph("Not covered:"), bullets(map(str, statement["not_covered"]))]
+        seeded = [SEEDED] if run.settings.reproducible else []
+        return {"warnings": [f"the statement is made when the run is finished{so_far}", *seeded]}
     told = ("private", "epsilon", "delta", "relation", "covers", "warnings", "mechanism", "not_covered")
-    others = {_words(name): _text(value) for name, value in _flat(statement).items() if name not in told}
-    return "".join(parts) + details("The mechanism in detail", pairs(others, "From the statement of the run."))
+    others = [[_words(name), _text(value)] for name, value in _flat(run.statement).items() if name not in told]
+    return run.statement | {"others": others} | _promise(run.statement)
 
 
-def _promise(statement: Mapping[str, Any]) -> str:
-    """What is guaranteed, with its numbers rounded to the safe side."""
-    if statement.get("epsilon") is None:
-        return _warning("no guarantee: epsilon is infinite")
-    epsilon, delta = statement["epsilon"], _text(statement["delta"])
+def _promise(statement: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is guaranteed, with its numbers rounded to the safe side; and what must be known beside it."""
+    epsilon, warnings = statement.get("epsilon"), statement.get("warnings", [])
+    if epsilon is None:
+        return {"warnings": ["no guarantee: epsilon is infinite", *warnings]}
+    delta = _text(statement["delta"])
     neighbours = _NEIGHBOURS.get(statement["relation"], _words(statement["relation"]))
     promise = f"({rounded_up(epsilon)}, {delta})-differential privacy with respect to {neighbours}"
     if not statement["private"]:
-        return _warning(f"not private; with noise that nobody knows, the same settings give {promise}")
+        refusal = f"not private; with noise that nobody knows, the same settings give {promise}"
+        return {"warnings": [refusal, *warnings]}
     factor = rounded_up(math.exp(epsilon)) if epsilon < 10 else f"exp({rounded_up(epsilon)})"
-    words = (
+    meaning = (
         f"It covers {statement['covers']}: {neighbours} makes anything that can be seen there at most {factor} times "
         f"as probable, plus {delta}."
     )
-    return box("guaranteed", paragraph(f"{promise}.", "mark") + paragraph(words))
-
-
-def _warning(text: str) -> str:
-    return box("warning", paragraph(_sentence(text)))
+    return {"promise": promise, "meaning": meaning, "warnings": warnings}
 
 
 def _sentence(text: str) -> str:

@@ -20,22 +20,8 @@ _NAMES = {
     "opacus": "DP-SGD by Opacus: per-sample gradients clipped, summed, Gaussian noise added",
 }
 
-_LISTED = (
-    "mechanism",
-    "covers",
-    "noise_multiplier",
-    "max_grad_norm",
-    "clipping",
-    "sampling",
-    "sample_rate",
-    "steps",
-    "ledger_identity",
-    "ledger_head",
-    "expected_batch_size",
-    "accountant",
-    "library",
-    "noise_source",
-)
+#: What ``privacy.md`` tells in another way than as a line of its list.
+_TOLD = ("private", "epsilon", "delta", "relation", "warnings", "not_covered", "spectral", "made_by")
 
 #: What a private run says of figures that are not covered.
 HELD_OUT = "accuracy on held-out samples assumes that these are public, or not part of what is protected"
@@ -122,7 +108,7 @@ def as_markdown(statement: dict[str, Any]) -> str:
         )
     lines = ["# Privacy statement", "", head, ""]
     lines += [f"> **{warning}**\n" for warning in statement.get("warnings", [])]
-    lines += [f"- {name.replace('_', ' ')}: {statement[name]}" for name in _LISTED if name in statement]
+    lines += [f"- {name.replace('_', ' ')}: {value}" for name, value in statement.items() if name not in _TOLD]
     lines += [f"- spectral {k.replace('_', ' ')}: {v}" for k, v in statement.get("spectral", {}).items()]
     lines += [f"- {k}: {v}" for k, v in statement["made_by"].items()]
     if statement["not_covered"]:

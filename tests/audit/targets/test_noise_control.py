@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from spectral_dp.audit.targets.noise_control import Script, ScriptedSource, TorchNoise
+from spectral_dp.audit.targets.noise_control import Script, TorchNoise
 
 
 def test_a_script_serves_its_numbers_in_order_and_then_zeros():
     script = Script(torch.tensor([1.0, 2.0, 3.0]))
-    source = ScriptedSource(script)
-    assert source.normal((2,)).tolist() == [1, 2]
-    assert source.normal((2, 1), dtype=torch.float64).tolist() == [[3], [0]]
+    assert script.normal((2,)).tolist() == [1, 2]
+    assert script.normal((2, 1), dtype=torch.float64).tolist() == [[3], [0]]
     assert script.drawn == 4
     assert script.shapes == [(2,), (2, 1)]
-    assert not source.is_private
+    assert not script.is_private
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,7 @@ class Mistakes:
         false_positives: Scores without the canary that reached the threshold.
         false_negatives: Scores with the canary that did not.
         trials: Scores judged of *each* kind.
-        error_bound: Upper bound for (FPR + FNR) / 2.
-        confidence: Probability, at least, that ``error_bound`` holds.
+        error_bound: Upper bound for (FPR + FNR) / 2, at the confidence that was asked for.
     """
 
     threshold: float
@@ -85,22 +84,19 @@ class Mistakes:
     false_negatives: int
     trials: int
     error_bound: float
-    confidence: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound(Mistakes):
-    """How much is revealed at least, with probability ``confidence``.
+    """How much is revealed at least, with the confidence that was asked for.
 
     Attributes:
         mu: The release is no better than a Gaussian query of noise multiplier ``1 / mu``.
-        epsilon: What such a query spends at ``delta``.
-        delta: The failure probability at which epsilon is stated.
+        epsilon: What such a query spends at the ``delta`` that was asked for.
     """
 
     mu: float
     epsilon: float
-    delta: float
 
 
 def gaussian_lower_bound(scores_in: Numbers, scores_out: Numbers, *, delta: float, confidence: float) -> LowerBound:
@@ -133,7 +129,7 @@ def gaussian_lower_bound(scores_in: Numbers, scores_out: Numbers, *, delta: floa
     mistakes = count_mistakes(scores_in, scores_out, confidence)
     mu = max(-2 * float(ndtri(mistakes.error_bound)), 0.0)
     epsilon = gaussian_epsilon(1 / mu, delta) if mu > _LEAST_MU else 0.0
-    return LowerBound(**vars(mistakes), mu=mu, epsilon=epsilon, delta=delta)
+    return LowerBound(**vars(mistakes), mu=mu, epsilon=epsilon)
 
 
 def count_mistakes(scores_in: Numbers, scores_out: Numbers, confidence: float) -> Mistakes:
@@ -166,7 +162,6 @@ def count_mistakes(scores_in: Numbers, scores_out: Numbers, confidence: float) -
         false_negatives=missed,
         trials=trials,
         error_bound=clopper_pearson(missed + imagined, 2 * trials, confidence)[1],
-        confidence=confidence,
     )
 
 

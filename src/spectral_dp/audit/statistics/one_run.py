@@ -26,23 +26,19 @@ from spectral_dp.audit.statistics.bounds import Numbers, checked_confidence, cor
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """The best of the bounds that were tried, each at a corrected confidence, so that all hold at ``confidence``.
+    """The best of the bounds that were tried, each at a corrected confidence, so that all hold together.
 
     Attributes:
-        epsilon: The run reveals at least this much at ``delta``.
+        epsilon: The run reveals at least this much at the ``delta`` that was asked for.
         guesses: How many canaries were guessed in the best try.
         correct: How many of these guesses were right.
         canaries: How many canaries there were.
-        delta: The failure probability at which epsilon is stated.
-        confidence: Probability, at least, that the bound holds.
     """
 
     epsilon: float
     guesses: int
     correct: int
     canaries: int
-    delta: float
-    confidence: float
 
 
 def guess(scores: Numbers, k_plus: int, k_minus: int) -> NDArray[np.int8]:
@@ -98,7 +94,7 @@ def bound_from_guesses(
     for r in guesses:
         correct = int(np.count_nonzero(guess(scores, r - r // 2, r // 2) == truth))
         epsilon = one_run_lower_bound(r, correct, len(truth), delta=delta, confidence=each)
-        tries.append(OneRunBound(epsilon, r, correct, len(truth), delta, confidence))
+        tries.append(OneRunBound(epsilon, r, correct, len(truth)))
     return max(tries, key=lambda tried: tried.epsilon)
 
 

@@ -35,21 +35,19 @@ def log_likelihood_ratio(x: NDArray[np.floating], sigma: float, q: float) -> NDA
 
 @dataclass(frozen=True, kw_only=True)
 class SampledLowerBound(Mistakes):
-    """How much is revealed at least, with probability ``confidence``.
+    """How much is revealed at least, with the confidence that was asked for.
 
     Attributes:
         noise_multiplier: More noise than this cannot have been added. Infinite if the scores say nothing; 0 if *no*
             amount of noise explains them: then the canary took part more often than claimed.
-        epsilon: What that noise multiplier spends at ``delta``, by the accountant of this library.
+        epsilon: What that noise multiplier spends at the ``delta`` that was asked for, by our accountant.
         direct_epsilon: A lower bound for epsilon that assumes neither Gaussian noise nor Poisson sampling. Never more
             than ``epsilon``, but for the bisection's resolution.
-        delta: The failure probability at which epsilon is stated.
     """
 
     noise_multiplier: float
     epsilon: float
     direct_epsilon: float
-    delta: float
 
 
 def sampled_lower_bound(
@@ -106,7 +104,6 @@ def sampled_lower_bound(
         noise_multiplier=most,
         epsilon=accounting.epsilon(most, sample_rate, steps, delta) if math.isfinite(most) else 0.0,
         direct_epsilon=math.log(max(odds, 1.0)),
-        delta=delta,
     )
 
 

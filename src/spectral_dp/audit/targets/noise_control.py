@@ -1,7 +1,7 @@
 """Taking the place of chance: a script that says beforehand what every draw of noise will be, and coins that do.
 
 A release is linear in the noise it draws. Fed zeros it shows its signal, fed unit vectors the map from noise to
-output, so the covariance of its noise can be read off exactly. The script reaches a release in one of two ways: as a
+output, so the covariance of its noise can be read off exactly. The script reaches a release in one of two ways: as its
 :class:`~spectral_dp.NoiseSource`, or, for code that knows nothing of us, by answering torch's own samplers
 (``randn``, ``randn_like``, ``normal``, ``normal_``) for the time of one call. Which records a step is made of is chosen
 in the same way, by giving the loader :class:`ScriptedCoins`.
@@ -24,15 +24,17 @@ from spectral_dp.mechanism.noise import NoiseSource
 from spectral_dp.training.coins import Coins
 
 
-class Script:
-    """What to serve in place of standard normals: a stream of numbers, zeros after its end.
+class Script(NoiseSource):
+    """A noise source that serves a given stream of numbers, and zeros after its end. It hides nothing: for audits only.
 
     Args:
-        values: The stream, flat; None for zeros.
+        values: The stream, flat. If None, all numbers are zeros.
 
     Attributes:
-        shapes: What has been asked for so far.
+        shapes: The shapes that have been asked for so far.
     """
+
+    is_private = False
 
     def __init__(self, values: Tensor | None = None) -> None:
         self._values = torch.zeros(0) if values is None else values
@@ -44,8 +46,10 @@ class Script:
         """How many numbers have been asked for."""
         return self._position
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Serves the next numbers of the stream."""
+    def normal(
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """Returns the next numbers of the stream."""
         count = math.prod(shape)
         out = torch.zeros(count, dtype=dtype, device=device)
         part = self._values[self._position : self._position + count]
@@ -53,21 +57,6 @@ class Script:
         self._position += count
         self.shapes.append(tuple(shape))
         return out.view(tuple(shape))
-
-
-class ScriptedSource(NoiseSource):
-    """A noise source that reads from a script. It hides nothing: for audits only."""
-
-    is_private = False
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-
-    def normal(
-        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> Tensor:
-        """The next numbers of the script."""
-        return self._script.take(shape, dtype, device)
 
 
 class ScriptedCoins(Coins):
@@ -99,36 +88,26 @@ class TorchNoise(TorchFunctionMode):
     ) -> Any:
         """Lets everything pass but the samplers."""
         kwargs = dict(kwargs or {})
-        sampler = _SAMPLERS.get(func)
-        if sampler is None:
-            return func(*args, **kwargs)
-        drawn = func(*args, **kwargs)  # for its shape, dtype and device, and for torch's own checks
-        mean, std = sampler(args, kwargs)
+        drawn = func(*args, **kwargs)  # of a sampler: for its shape, dtype and device, and for torch's own checks
+        if func not in _SAMPLERS:
+            return drawn
+        mean, std = _mean_and_std(func, args, kwargs)
         return drawn.copy_(mean + std * self._standard(drawn))
 
     def _standard(self, like: Tensor) -> Tensor:
         if like.is_complex():  # torch's complex normals have variance 1 in all, half in either part
-            parts = self._script.take((*like.shape, 2), like.real.dtype, like.device)
+            parts = self._script.normal((*like.shape, 2), dtype=like.real.dtype, device=like.device)
             return torch.view_as_complex(parts) / math.sqrt(2)
-        return self._script.take(like.shape, like.dtype, like.device)
+        return self._script.normal(like.shape, dtype=like.dtype, device=like.device)
 
 
-def _is_standard(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    return 0.0, 1.0
+_SAMPLERS = {torch.randn, torch.randn_like, torch.normal, torch.Tensor.normal_}
 
 
-def _of_normal(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+def _mean_and_std(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns the mean and the deviation that a sampler was asked for."""
+    if func in (torch.randn, torch.randn_like):
+        return 0.0, 1.0
+    args = args[1:] if func is torch.Tensor.normal_ else args  # without the tensor itself
     mean = args[0] if args else kwargs.get("mean", 0.0)
     return mean, args[1] if len(args) > 1 else kwargs.get("std", 1.0)
-
-
-def _of_method(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    return _of_normal(args[1:], kwargs)
-
-
-_SAMPLERS: dict[Any, Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Any, Any]]] = {
-    torch.randn: _is_standard,
-    torch.randn_like: _is_standard,
-    torch.normal: _of_normal,
-    torch.Tensor.normal_: _of_method,
-}

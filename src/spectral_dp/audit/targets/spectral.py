@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from spectral_dp.audit.targets.excitations import LayerProbe
 from spectral_dp.audit.targets.model import ModelTarget
-from spectral_dp.audit.targets.noise_control import Script, ScriptedCoins, ScriptedSource
+from spectral_dp.audit.targets.noise_control import Script, ScriptedCoins
 from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
 from spectral_dp.mechanism.clipping import NonFiniteWarning
@@ -93,7 +93,7 @@ class SpectralTarget(ModelTarget):
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
         """One logical step on these records; filters that learn forget it."""
         training = self._chosen
-        training.optimizer.noise = self._own_noise if noise is None else ScriptedSource(noise)
+        training.optimizer.noise = self._own_noise if noise is None else noise
         training.loader.coins = ScriptedCoins(len(records))  # splitting and loading are the loader's own
         released = next(self._steps(training, records))
         training.optimizer.gradients.load_filter_state(self._filters)
@@ -104,7 +104,7 @@ class SpectralTarget(ModelTarget):
         """Poisson batches of the private loader."""
         training = self._train(len(records), self.claim.sample_rate * len(records))
         if noise_off:
-            training.optimizer.noise = ScriptedSource(Script())
+            training.optimizer.noise = Script()
         epochs = (self._steps(training, records) for _ in itertools.count())
         releases = itertools.chain.from_iterable(epochs)
         return SampledRun(training.loader.sample_rate, itertools.islice(releases, steps))
