@@ -1,4 +1,9 @@
-"""The command line: ``spectral-dp``. One module a command; this one only names them."""
+"""The command line ``spectral-dp``.
+
+Each command has a module of its own, which parses flags, calls ``experiments``, ``audit``, ``data`` or ``accounting``,
+and prints. ``options`` turns the settings of a run into flags and errors into single lines, and ``progress`` draws the
+progress bars. Torch is imported within the commands, so that ``--help`` does not wait for it.
+"""
 
 from typing import Annotated
 

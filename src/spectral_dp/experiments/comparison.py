@@ -134,22 +134,13 @@ def _row(label: str, result: Result, baseline: Result | None) -> dict[str, Any]:
         "mean": result.mean,
         "deviation": result.deviation,
         "difference": difference,
-        "epsilon": result.largest("epsilon"),
-        "noise_multiplier": result.largest("noise_multiplier"),
+        **{name: result.largest(name) for name in ("epsilon", "noise_multiplier", "peak_memory_mb")},
         "parameters": result.first.figure("parameters"),
         "seconds": statistics.mean(run.figure("step_seconds") for run in result.runs),
-        "peak_memory_mb": result.largest("peak_memory_mb"),
     }
 
 
 def _line(row: Mapping[str, Any], result: Result) -> tuple[str, ...]:
-    return (
-        row["label"],
-        result.accuracy_text(),
-        str(row["difference"] or ""),
-        result.epsilon_text(),
-        "" if row["noise_multiplier"] is None else f"{row['noise_multiplier']:.3f}",
-        f"{row['parameters']:,}",
-        f"{row['seconds']:.1f}",
-        f"{row['peak_memory_mb']:.0f}",
-    )
+    sigma = "" if row["noise_multiplier"] is None else f"{row['noise_multiplier']:.3f}"
+    costs = (f"{row['parameters']:,}", f"{row['seconds']:.1f}", f"{row['peak_memory_mb']:.0f}")
+    return row["label"], result.accuracy_text(), str(row["difference"] or ""), result.epsilon_text(), sigma, *costs

@@ -25,14 +25,14 @@ class Watched(Clipping):
     clipped: list[Tensor] = field(default_factory=list, repr=False)
 
     def factors(self, squared_norms: Tensor) -> Tensor:
-        """Those of the policy."""
+        """Returns the factors of the policy, and remembers the norms."""
         factors = self.policy.factors(squared_norms)
         self.norms.append(squared_norms.sum(0).sqrt().cpu())
         self.clipped.append((factors < 1).reshape(-1, squared_norms.shape[-1]).any(0).cpu())
         return factors
 
     def noise_bounds(self, sizes: Sequence[int]) -> list[float]:
-        """Those of the policy."""
+        """Returns the bounds of the policy."""
         return self.policy.noise_bounds(sizes)
 
     def __repr__(self) -> str:

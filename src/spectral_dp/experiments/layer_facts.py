@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from spectral_dp.experiments.methods import EngineMethod, Method
-from spectral_dp.training.optimizer import PrivateOptimizer
 
 
 def describe_layers(method: Method) -> list[dict[str, Any]]:
@@ -19,11 +18,9 @@ def describe_layers(method: Method) -> list[dict[str, Any]]:
     gradient), and for filtered weights ``transform`` and ``gains``: the post-gain of every coordinate, zero if dropped,
     as nested lists over the transformed axes.
     """
-    return _facts(method.optimizer) if isinstance(method, EngineMethod) else []
-
-
-def _facts(optimizer: PrivateOptimizer) -> list[dict[str, Any]]:
-    plan, gradients = optimizer.release_plan(), optimizer.gradients
+    if not isinstance(method, EngineMethod):
+        return []
+    plan, gradients = method.optimizer.release_plan(), method.optimizer.gradients
     facts = []
     for block in plan.blocks:
         noise_std = block.noise_std / plan.expected_batch_size

@@ -68,11 +68,11 @@ def run_all(
     """Makes every run that is not finished, in ``root / name``.
 
     Args:
-        runs: Settings by the name of the run.
-        root: The directory of all of them.
-        jobs: How many to run at a time; the processor's cores are shared out among them.
-        show: Called now and then.
-        start: Starts one run; gets its settings, directory, log and how many threads it may use.
+        runs: The settings of each run, by its name.
+        root: The directory that holds the directories of all runs.
+        jobs: How many runs to make at a time. The processor's cores are shared out among them.
+        show: Called now and then with how far the runs are.
+        start: Starts one run, given its settings, its directory, its log file and how many threads it may use.
 
     Raises:
         RunsFailed: After all others are done, if runs failed; says which, and why.

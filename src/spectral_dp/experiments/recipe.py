@@ -121,12 +121,12 @@ def read_recipe(name: str, scale: str, seeds: int | None = None) -> Recipe:
     """Returns a recipe at a scale.
 
     Args:
-        name: One of :func:`names`, or the path of a TOML file.
-        scale: One of the recipe's scales; those of the package have smoke, cpu and full.
-        seeds: How many seeds to run; the recipe's number where not given.
+        name: The name of a recipe of the package (one of :func:`names`), or the path of a TOML file.
+        scale: One of the recipe's scales. Recipes of the package have the scales smoke, cpu and full.
+        seeds: How many seeds to run. If None, it is the recipe's number.
 
     Raises:
-        RecipeError: No such recipe or scale, or the file is no valid recipe.
+        RecipeError: There is no such recipe or scale, or the file is no valid recipe.
         SettingsError: The settings of a cell cannot be run.
     """
     is_path = name.endswith(".toml")

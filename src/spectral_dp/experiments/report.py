@@ -23,7 +23,7 @@ from spectral_dp._version import __version__
 from spectral_dp.experiments import figures
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.results import Group, differing, group_by_settings
-from spectral_dp.experiments.rounding import rounded_up
+from spectral_dp.experiments.rounding import duration, rounded_up
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED
 from spectral_dp.files import write_text
@@ -38,8 +38,8 @@ def write_report(runs: Sequence[RunDirectory], path: str | os.PathLike[str], *, 
 
     Args:
         runs: Finished or unfinished runs. Those that differ in their seed only are reported together.
-        path: The HTML file; an old one is replaced.
-        public: Leave out figures of the raw private data even where a run recorded them.
+        path: The HTML file to write. An old one is replaced.
+        public: Whether to leave out figures of the raw private data even where a run recorded them.
 
     Raises:
         RunDirectoryError: If a directory holds no run, or one of its files is damaged.
@@ -165,7 +165,7 @@ def _facts(group: Group) -> dict[str, str]:
         "guarantee": group.first.guarantee,
         "noise multiplier": rounded_up(sigma) if settings.is_private and sigma is not None else "–",
         "steps": _mean([run.last.get("step") for run in runs], "{:,.0f}".format),
-        "time": _mean([run.figure("seconds") for run in runs], _duration),
+        "time": _mean([run.figure("seconds") for run in runs], duration),
         "peak memory": _mean([run.figure("peak_memory_mb") for run in runs], "{:,.0f} MB".format),
         "method": settings.method,
         "model": settings.model,
@@ -177,7 +177,7 @@ def _facts(group: Group) -> dict[str, str]:
 
 def _settings(run: RecordedRun) -> dict[str, str]:
     """The settings but for the seed; of the path of the data only the name, the rest is this machine's affair."""
-    values = {name: value for name, value in run.settings.to_dict().items() if name != "seed"}
+    values = run.settings.to_dict(without=["seed"])
     if values["data_path"]:
         values["data_path"] = Path(values["data_path"]).name
     return {_words(name): _text(value) for name, value in values.items()}
@@ -250,10 +250,3 @@ def _accuracy(group: Group) -> str:
 def _mean(values: Iterable[float | None], text: Callable[[float], str]) -> str:
     known = [value for value in values if value is not None]
     return text(statistics.fmean(known)) if known else "–"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

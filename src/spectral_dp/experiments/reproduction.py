@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from spectral_dp.experiments.figures import curves_figure, has_epsilon
 from spectral_dp.experiments.recipe import Cell, Origin, Panel, Recipe
 from spectral_dp.experiments.recorded_run import RecordedRun
-from spectral_dp.experiments.results import Result, ResultTable
+from spectral_dp.experiments.results import Result, ResultTable, differing
+from spectral_dp.experiments.rounding import duration
 from spectral_dp.experiments.settings import Settings
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED
 from spectral_dp.files import save_figure, write_json, write_text
@@ -34,10 +35,10 @@ def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Re
     """Writes ``README.md``, ``results.json`` and the pictures from the runs that are finished.
 
     Args:
-        recipe: The recipe.
-        root: The directory of the runs.
-        out: Directory to write to; made if it is not there.
-        command: The command that reproduces it.
+        recipe: The recipe to report on.
+        root: The directory that holds the runs.
+        out: The directory to write to. It is made if it is not there.
+        command: The command that reproduces the report, to be shown in it.
 
     Returns:
         The results of each panel by row and column.
@@ -87,7 +88,7 @@ def _cell_as_json(cell: Cell, result: Result, shared: Mapping[str, Any]) -> dict
         "mean_percent": None if result.mean is None else 100 * result.mean,
         "deviation_percent": None if result.deviation is None else 100 * result.deviation,
         "epsilon": result.largest("epsilon"),
-        "settings": {name: value for name, value in cell.settings.to_dict().items() if name not in shared},
+        "settings": cell.settings.to_dict(without=shared),
         "reductions": cell.reductions,
         "runs": {run.name: {key: run.figure(key) for key in _KEPT} for run in result.runs},
     }
@@ -99,7 +100,7 @@ def _as_markdown(recipe: Recipe, panels: Sequence[Results], pictures: Sequence[M
     finished = f"{len(seconds)} of {len(recipe.grid().runs())} runs finished"
     lines = [f"# {recipe.title}: {recipe.source} of the paper, {recipe.scale} scale", "", f"    {command}", ""]
     lines += [f"- made by {', '.join(f'{k} {v}' for k, v in made.items())}" for made in _made_by(panels)]
-    lines += [f"- {finished}; they took {_duration(sum(seconds.values()))}"]
+    lines += [f"- {finished}; they took {duration(sum(seconds.values()))}"]
     lines += ["", _READING, "", f"**Of every run: {SEEDED}.** Also, {HELD_OUT}.", "", recipe.notes, ""]
     for panel, found, drawn in zip(recipe.panels, panels, pictures, strict=True):
         lines += [f"## {panel.title}", ""]
@@ -136,8 +137,8 @@ def _table(panel: Panel, results: Results, seeds: int) -> ResultTable:
 
 def _shared(panel: Panel) -> dict[str, Any]:
     """Returns the settings that all cells have in common."""
-    first, *others = [cell.settings.to_dict() for cell in panel.cells.values()]
-    return {name: value for name, value in first.items() if name != "seed" and all(o[name] == value for o in others)}
+    settings = [cell.settings.to_dict(without=["seed"]) for cell in panel.cells.values()]
+    return {name: value for name, value in settings[0].items() if name not in differing(settings)}
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
@@ -163,10 +164,6 @@ def _made_by(panels: Sequence[Results]) -> list[dict[str, Any]]:
 
 def _runs(panels: Sequence[Results]) -> list[RecordedRun]:
     return [run for panel in panels for result in panel.values() for run in result.runs]
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
 
 
 def _draw(panel: Panel, results: Results, out: Path, name: str) -> dict[str, str]:

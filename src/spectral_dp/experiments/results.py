@@ -82,21 +82,17 @@ def group_by_settings(runs: Iterable[RecordedRun]) -> list[Group]:
     """Groups runs in the order in which they come, each group under a label of its own."""
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault(repr((_settings(run), run.is_finished)), []).append(run)
-    everyone = [_settings(group[0]) for group in groups.values()]
+        groups.setdefault(repr((run.settings.to_dict(without=["seed"]), run.is_finished)), []).append(run)
+    settings = [group[0].settings.to_dict(without=["seed"]) for group in groups.values()]
     return [
-        Group(group, _label(_settings(group[0]), everyone) + ("" if group[0].is_finished else " (unfinished)"))
-        for group in groups.values()
+        Group(group, _label(own, settings) + ("" if group[0].is_finished else " (unfinished)"))
+        for group, own in zip(groups.values(), settings, strict=True)
     ]
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of the settings that are not the same for all."""
     return [name for name in settings[0] if len({repr(values[name]) for values in settings}) > 1]
-
-
-def _settings(run: RecordedRun) -> dict[str, Any]:
-    return {name: value for name, value in run.settings.to_dict().items() if name != "seed"}
 
 
 def _label(own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> str:

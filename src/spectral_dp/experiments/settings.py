@@ -190,9 +190,10 @@ class _Options:
         """Whether the method is a private one."""
         return self.method != "nonprivate"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, as for JSON."""
-        return asdict(self) | {"relation": str(self.relation)}
+    def to_dict(self, *, without: Collection[str] = ()) -> dict[str, Any]:
+        """Returns plain values, as for JSON, of all settings or ``without`` some of them."""
+        values = asdict(self) | {"relation": str(self.relation)}
+        return {name: value for name, value in values.items() if name not in without}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, source: str = "the configuration") -> Self:
@@ -252,7 +253,7 @@ class ResolvedSettings(_Options):
 
     def essential(self) -> dict[str, Any]:
         """Returns the settings that decide what is computed, not where and how fast, as plain values."""
-        return {name: value for name, value in self.to_dict().items() if name not in _FREE}
+        return self.to_dict(without=_FREE)
 
 
 _OPEN = ("block_size", "conv_ratio", "linear_ratio")
@@ -306,11 +307,10 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
             return {str(k): float(v) for k, v in value.items()}
         raise SettingsError(f"{name} must map layer names to numbers, got {value!r}")
     if typing.get_origin(kind) is list:
-        element = typing.get_args(kind)[0]
-        accepted = (int, float) if element is float else (str,)
+        (element,) = typing.get_args(kind)
+        accepted, what = ((int, float), "numbers") if element is float else ((str,), "layer names")
         if isinstance(value, list) and all(type(v) in accepted for v in value):
             return [element(v) for v in value]
-        what = "numbers" if element is float else "layer names"
         raise SettingsError(f"{name} must be a list of {what}, got {value!r}")
     if type(value) is not kind:
         raise SettingsError(f"{name} must be of type {kind.__name__}, got {value!r}")

@@ -1,4 +1,8 @@
-"""The paper's networks, and a registry that the command line and user code share."""
+"""The paper's networks (``networks``), and a ``registry`` of networks by name.
+
+The command line and user code share the registry: ``register_model`` adds a network, and ``build`` makes one, in its
+dense or in its block-circulant form.
+"""
 
 from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
 from spectral_dp.models.registry import Entry, build, entry, names, register_model

@@ -69,13 +69,13 @@ def build(
     """Returns a freshly initialised network.
 
     Args:
-        name: A registered name or ``package.module:factory``.
-        input_shape: ``(C, H, W)`` of an image.
-        classes: Number of outputs.
-        activation: For the paper's networks; a factory of your own gets it if it takes one.
-        block_size: Block size of the block-circulant form; the dense form where None.
-        last_block_size: Block size of the last dense layer where it is to differ; the paper has 10.
-        dense_layers: Names of layers to leave dense in the block-circulant form.
+        name: A registered name, or the import path ``package.module:factory`` of a factory of your own.
+        input_shape: The shape ``(C, H, W)`` of an image.
+        classes: The number of classes, which is the number of outputs.
+        activation: The activation function of the paper's networks. A factory of your own gets it if it takes one.
+        block_size: The block size of the block-circulant form. If None, the network stays dense.
+        last_block_size: The block size of the last dense layer, if it is to differ. The paper uses 10.
+        dense_layers: The names of layers to leave dense in the block-circulant form.
 
     >>> model = build("model1", input_shape=(1, 28, 28), classes=10, block_size=8, last_block_size=10)
     >>> model.fc2

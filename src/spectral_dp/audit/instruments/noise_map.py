@@ -104,13 +104,11 @@ class NoiseMap:
         The second is a length in units of the release. Where it is not zero the release gives the shift away, whatever
         the first says.
         """
-        squared, bare, floor = 0.0, 0.0, NO_NOISE * self.largest
+        bare, floor = 0.0, NO_NOISE * self.largest
         for part in self.parts:
             deviations, y = part.along_axes(shift)
-            noised = deviations > floor
-            squared += float((y[noised] / deviations[noised]).square().sum())
-            bare += float(y[~noised].square().sum())
-        return math.sqrt(squared), math.sqrt(bare)
+            bare += float(y[deviations <= floor].square().sum())
+        return float(self.whiten(shift).norm()), math.sqrt(bare)
 
 
 def standardise_noise(release: Tensor, noise: NoiseMap | None, outputs: list[Output]) -> list[Tensor]:

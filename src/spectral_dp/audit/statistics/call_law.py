@@ -25,7 +25,7 @@ from scipy.special import erf, erfc
 from scipy.stats import binom
 
 from spectral_dp.audit.statistics.bounds import checked_confidence
-from spectral_dp.audit.statistics.noise_law import NoiseLaw, cosine_p_value, other_scale, worst
+from spectral_dp.audit.statistics.noise_law import NoiseLaw, cosine_p_value, other_scale, unit_rows, worst
 
 _Array = NDArray[np.float64]
 
@@ -139,6 +139,5 @@ def _repeats(compared: NDArray[np.float32]) -> float:
     The first number chooses the pairs and has no part in the cosines, so their law is not touched by the choice.
     """
     rest = compared[np.abs(compared[:, 0]).argsort(), 1:].astype(np.float64)
-    norms = np.linalg.norm(rest, axis=1, keepdims=True)
-    units = np.divide(rest, norms, out=np.zeros_like(rest), where=norms > 0)
+    units = unit_rows(rest)
     return worst(cosine_p_value(np.abs((units[1:] * units[:-1]).sum(1)), rest.shape[1]))

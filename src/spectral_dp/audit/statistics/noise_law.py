@@ -149,8 +149,7 @@ def _two_aligned(vectors: _Array) -> float | None:
         return None
     if len(vectors) > _MOST_COMPARED:
         vectors = vectors[np.random.default_rng(0).choice(len(vectors), _MOST_COMPARED, replace=False)]
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+    units = unit_rows(vectors)
     largest = np.abs(np.triu(units @ units.T, 1)).max()
     pairs = len(vectors) * (len(vectors) - 1) // 2
     return min(1.0, pairs * float(cosine_p_value(float(largest), vectors.shape[1])))
@@ -160,10 +159,15 @@ def _two_blocks(blocks: list[_Array]) -> float | None:
     """P-value of the largest cosine between the beginnings of any two blocks."""
     if not all(block.size for block in blocks):
         raise ValueError(f"a block is empty: the blocks have {[block.shape[1] for block in blocks]} coordinates")
-    widths = [min(a.shape[1], b.shape[1]) for a, b in combinations(blocks, 2)]
-    found = [_aligned(a[:, :w], b[:, :w]) for (a, b), w in zip(combinations(blocks, 2), widths, strict=True)]
+    found = [_aligned(a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in combinations(blocks, 2)]
     p_values = [p for p in found if p is not None]
     return worst(np.array(p_values)) if p_values else None
+
+
+def unit_rows(vectors: _Array) -> _Array:
+    """Returns the rows divided by their norms; rows of zeros stay."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
 
 
 def cosine_p_value(cosine: ArrayLike, n: ArrayLike) -> _Array:

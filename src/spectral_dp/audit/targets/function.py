@@ -48,13 +48,13 @@ class FunctionTarget(Target):
     """A release function behind the protocol of this module.
 
     Args:
-        function: The function.
-        claim: What is said of it.
-        dimension: ``d`` of the gradients to try it with.
-        returns: Whether it divides by the expected batch size.
-        name: For reports.
-        dtype: Of the gradients.
-        seed: Makes the sampled batches of :meth:`run` reproducible.
+        function: The function to audit.
+        claim: The claim that is made of it.
+        dimension: The length ``d`` of the gradients that the function is given.
+        returns: Whether it returns the mean (the sum over the expected batch size) or the sum.
+        name: The name of the target in reports. If None, it is the name of the function.
+        dtype: The type of the gradients.
+        seed: Seed of the sampled batches of :meth:`run`. If None, they are drawn afresh.
     """
 
     starts_afresh = False
@@ -79,7 +79,7 @@ class FunctionTarget(Target):
         self.outputs = [Output("gradient", (dimension,), claim.noise_std)]
 
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
-        """Calls the function."""
+        """Returns what the function makes of these gradients."""
         rows = torch.stack(list(records)) if records else torch.zeros(0, self.dimension)
         try:
             with nullcontext() if noise is None else TorchNoise(noise):
@@ -92,7 +92,7 @@ class FunctionTarget(Target):
         return self._checked(released).detach().double() * self._scale
 
     def run(self, records: Sequence[Record], steps: int, *, noise_off: bool = False) -> SampledRun:
-        """Batches from :meth:`batches`."""
+        """Trains on batches from :meth:`batches`."""
         batches = itertools.islice(self.batches(len(records)), steps)
         releases = (self.release([records[i] for i in batch], Script() if noise_off else None) for batch in batches)
         return SampledRun(self.claim.sample_rate, releases)
@@ -109,7 +109,7 @@ class FunctionTarget(Target):
                 yield indices.tolist()
 
     def blocks(self, most: int, generator: torch.Generator) -> list[Block]:
-        """Two: the coordinates as they are, and their Fourier spectrum."""
+        """Returns two blocks: the coordinates as they are, and their Fourier spectrum."""
         d, everything = self.dimension, torch.arange(self.dimension)
         fourier = get_transform("fourier")
         frequency = fourier.frequencies(d).flatten().tolist()
@@ -122,27 +122,27 @@ class FunctionTarget(Target):
         ]
 
     def null(self) -> Record:
-        """Zeros."""
+        """Returns a gradient of zeros."""
         return torch.zeros(self.dimension).double()
 
     def together(self, records: Sequence[Record]) -> Record:
-        """Their sum."""
+        """Returns the sum of the gradients."""
         return torch.stack(list(records)).sum(0)
 
     def ordinary(self, count: int, generator: torch.Generator) -> list[Record]:
-        """Normal vectors as long as the clipping bound, more or less."""
+        """Returns normal vectors about as long as the clipping bound."""
         rows = torch.randn(count, self.dimension, generator=generator).double()
         return list(rows * self.claim.max_grad_norm / self.dimension**0.5)
 
     def mates(self, generator: torch.Generator) -> list[Record]:
-        """Ordinary ones, stretched; the first on one number, so that the others show the noise as it was drawn."""
+        """Returns stretched records. The first has one number only, so that the others show the noise as it was drawn."""
         rows, bound = self.ordinary(4, generator), self.claim.max_grad_norm
         rows[0] = torch.eye(self.dimension).double()[self.dimension // 2]
         lengths = (LONG, SHORT[0], LONG, SHORT[1])
         return [bound * length * row / row.norm() for length, row in zip(lengths, rows, strict=True)]
 
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
-        """Long, by little and by much; tiny, flat, alternating, not finite."""
+        """Returns records that are too long by little and by much, tiny, flat, alternating and not finite."""
         (x,) = self.ordinary(1, generator)
         nan, inf, both = x.clone(), x.clone(), x.clone()
         nan[self.dimension // 2] = torch.nan
@@ -171,13 +171,13 @@ class FunctionTarget(Target):
 
 
 def spectrum_kinds(d: int) -> tuple[Kind, ...]:
-    """Classes of the real Fourier coordinates of ``d`` samples."""
+    """Returns the classes of the real Fourier coordinates of ``d`` samples."""
     last = Kind.NYQUIST if d % 2 == 0 else Kind.LAST
     return (Kind.DC, *(Kind.INTERIOR,) * (d - 2), last)[:d]
 
 
 def load_function(path: str) -> Release:
-    """Loads ``FILE.py:callable``."""
+    """Loads a function that is given as ``FILE.py:callable``."""
     file, _, attribute = path.rpartition(":")
     if not file or not attribute:
         raise ValueError(f"give the function as FILE.py:callable, got {path!r}")

@@ -23,13 +23,13 @@ from spectral_dp.audit.targets.target import BEYOND, LONG, SHORT, Block, Claim, 
 
 
 class ModelTarget(Target):
-    """What the two libraries have in common.
+    """The training step of a model: what our library and Opacus have in common.
 
     Args:
-        model: The model; a copy is audited.
-        claim: What is said of its training.
-        input_shape: Shape of one sample.
-        example: One sample, where random numbers of ``input_shape`` will not do (token indices).
+        model: The model. A copy of it is audited.
+        claim: The claim that is made of its training.
+        input_shape: The shape of one sample, which is then random numbers.
+        example: One sample, for models whose inputs are no random numbers, such as token indices.
     """
 
     #: Whether every layer must see every batch.
@@ -57,34 +57,34 @@ class ModelTarget(Target):
     @property
     @abstractmethod
     def _probes(self) -> list[LayerProbe]:
-        """The layers that are trained."""
+        """The layers that are trained, in the order of the release."""
 
     def blocks(self, most: int, generator: torch.Generator) -> list[Block]:
-        """Blocks of every trained layer."""
+        """Returns blocks of every trained layer."""
         return [block for probe in self._probes for block in probe.blocks(most, generator)]
 
     def null(self) -> Record:
-        """A sample that touches no layer."""
+        """Returns a sample that touches no layer."""
         return ()
 
     def together(self, records: Sequence[Record]) -> Record:
-        """One sample that does all of it."""
+        """Returns one sample that touches every layer as the given ones do."""
         return tuple(excitation for record in records for excitation in record)
 
     def ordinary(self, count: int, generator: torch.Generator) -> list[Record]:
-        """Random inputs through the whole model, as many with large losses as with small ones."""
+        """Returns random inputs through the whole model, as many with large losses as with small ones."""
         scales = [10.0 ** (k % 4 - 2) for k in range(count)]
         return [self._whole(self._input(generator), scale, generator) for scale in scales]
 
     def mates(self, generator: torch.Generator) -> list[Record]:
-        """Records that touch one layer, the last, so that no other is computed for them."""
+        """Returns records that touch the last layer alone, so that no other is computed for them."""
         block, bound = self._probes[-1].blocks(1, generator)[-1], self.claim.max_grad_norm
         units, long = torch.eye(len(block.labels)), LONG * max(1.0, bound)
         lengths = (long, SHORT[0] * bound, long, SHORT[1] * bound)
         return [block.record(units[k % len(units)], length) for k, length in enumerate(lengths)]
 
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
-        """Inputs and losses out of all proportion, through the whole model and directly into all layers at once."""
+        """Returns extreme inputs and losses, through the whole model and directly into all layers at once."""
         x = self._input(generator)
         records = {f"loss x {scale:g}": self._whole(x, scale, generator) for scale in (1e-20, 1.0, 1e6, 1e15)}
         if x.is_floating_point():
@@ -123,7 +123,7 @@ class ModelTarget(Target):
         return tuple(excitations)
 
     def _backward(self, modules: Mapping[str, nn.Module], rows: Sequence[Record]) -> None:
-        """One forward pass of every layer concerned, one backward pass of the mean over the samples."""
+        """Calls every layer that a record touches once, and makes one backward pass of the mean over the samples."""
         touched = dict.fromkeys(e.layer for record in rows for e in record)
         if self._calls_every_layer or (rows and not touched):  # the samples must be seen to be there
             every = [probe.name for probe in self._probes]
@@ -144,7 +144,7 @@ class ModelTarget(Target):
 
 
 def _trace(model: nn.Module, example: Tensor) -> dict[str, Seen]:
-    """What every module takes and gives for one sample."""
+    """Returns what every module takes and gives for one sample."""
     seen: dict[str, Seen] = {}
     handles = []
     for name, module in model.named_modules():

@@ -22,7 +22,7 @@ from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
 
 
 class OpacusTarget(ModelTarget):
-    """Training by Opacus' own engine: the control.
+    """The training step of Opacus' own engine, which is the control.
 
     Non-finite records are not bounded by Opacus (``0 * inf`` is NaN), and it does not claim to.
     """
@@ -49,11 +49,11 @@ class OpacusTarget(ModelTarget):
         self.outputs = [Output(names[p], tuple(p.shape), claim.noise_std) for p in self._optimizer.params]
 
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
-        """One logical step on these records."""
+        """Makes one logical step on these records."""
         return self._step(self._module, self._optimizer, records, noise)
 
     def run(self, records: Sequence[Record], steps: int, *, noise_off: bool = False) -> SampledRun:
-        """Poisson batches of Opacus' own loader."""
+        """Trains on Poisson batches of Opacus' own loader."""
         batch = max(1, round(self.claim.sample_rate * len(records)))
         module, optimizer, loader = self._private(batch, len(records), poisson=True)
         batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)

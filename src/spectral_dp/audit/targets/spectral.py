@@ -35,17 +35,17 @@ STEADY = (IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter)
 
 
 class SpectralTarget(ModelTarget):
-    """Training by :class:`~spectral_dp.PrivacyEngine`.
+    """The training step of :class:`~spectral_dp.PrivacyEngine`.
 
     Args:
-        model: See :class:`ModelTarget`.
-        claim: Likewise.
-        input_shape: Likewise.
-        example: Likewise.
-        spectral: What is released of each layer.
+        model: The model. A copy of it is audited.
+        claim: The claim that is made of its training.
+        input_shape: The shape of one sample, which is then random numbers.
+        example: One sample, for models whose inputs are no random numbers, such as token indices.
+        spectral: The configuration that says what is released of each layer.
         max_physical_batch_size: Larger batches are split, as in training.
-        seed: Makes noise and batches reproducible; by default they are the secure ones of a private run.
-        name: For reports.
+        seed: Seed of noise and batches. If None, they are the secure ones of a private run.
+        name: The name of the target in reports.
         **options: Further arguments of ``PrivacyEngine.make_private`` (``clipping``, ``noise_allocation``).
     """
 
@@ -91,7 +91,7 @@ class SpectralTarget(ModelTarget):
         return replace(spectral, layers=layers, input_layouts={**sizes, **spectral.input_layouts})
 
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
-        """One logical step on these records; filters that learn forget it."""
+        """Makes one logical step on these records. Filters that learn forget it."""
         training = self._chosen
         training.optimizer.noise = self._own_noise if noise is None else noise
         training.loader.coins = ScriptedCoins(len(records))  # splitting and loading are the loader's own
@@ -101,7 +101,7 @@ class SpectralTarget(ModelTarget):
         return released
 
     def run(self, records: Sequence[Record], steps: int, *, noise_off: bool = False) -> SampledRun:
-        """Poisson batches of the private loader."""
+        """Trains on Poisson batches of the private loader."""
         training = self._train(len(records), self.claim.sample_rate * len(records))
         if noise_off:
             training.optimizer.noise = Script()
@@ -110,7 +110,7 @@ class SpectralTarget(ModelTarget):
         return SampledRun(training.loader.sample_rate, itertools.islice(releases, steps))
 
     def _steps(self, training: _Training, records: Sequence[Record]) -> Iterator[Tensor]:
-        """An epoch: what each logical step released."""
+        """Makes an epoch, and yields what each logical step released."""
         optimizer, loader, modules = training
         for (indices,) in loader:
             optimizer.zero_grad()

@@ -48,7 +48,7 @@ BEYOND = (1.1, 2.0, 8.0, 64.0)
 
 @dataclass(frozen=True)
 class Claim:
-    """What is said of a release, and what follows from it.
+    """The claim that is made of a release, and what follows from it.
 
     Attributes:
         noise_multiplier: ``σ``: deviation of the noise over the sensitivity of ``relation``.
@@ -166,9 +166,9 @@ class Target(ABC):
     """Something that makes private releases.
 
     Attributes:
-        name: For reports.
-        claim: What is said of it.
-        outputs: What the release consists of, in order.
+        name: The name of the target in reports.
+        claim: The claim that is made of it.
+        outputs: The parameters that the release consists of, in order.
         handles_non_finite: Whether it claims to bound records that are NaN or infinite, too.
         starts_afresh: Whether every run begins at its first step. What keeps state from call to call does not.
     """
@@ -184,8 +184,8 @@ class Target(ABC):
         """Makes one release of these records, times the expected batch size: ``(d,)`` in float64.
 
         Args:
-            records: The batch.
-            noise: What to serve in place of the noise; None for the target's own.
+            records: The records of the batch.
+            noise: The script to serve in place of the noise. If None, the noise is the target's own.
         """
 
     @abstractmethod
@@ -198,23 +198,23 @@ class Target(ABC):
 
     @abstractmethod
     def null(self) -> Record:
-        """A record that contributes nothing but its presence."""
+        """Returns a record that contributes nothing but its presence."""
 
     @abstractmethod
     def together(self, records: Sequence[Record]) -> Record:
-        """One record with the gradients of several, of different layers."""
+        """Returns one record with the gradients of several, which are of different layers."""
 
     @abstractmethod
     def ordinary(self, count: int, generator: torch.Generator) -> list[Record]:
-        """Records as data would give them."""
+        """Returns records as data would give them."""
 
     def mates(self, generator: torch.Generator) -> list[Record]:
-        """A few records to fill large batches with: best cheap to release, and by turns far too long and ``SHORT``."""
+        """Returns a few cheap records to fill large batches with. They should by turns be too long and ``SHORT``."""
         return self.ordinary(4, generator)
 
     @abstractmethod
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
-        """Records made to move the release further than they may."""
+        """Returns records that are made to move the release further than they may."""
 
     @property
     def size(self) -> int:
