@@ -89,7 +89,7 @@ class TestReport:
         text = report()
         assert r"| DP-SGD | ε \| 1 | 91.00 ± 1.41 | 90.50 | +0.50 | 1.5 | 2 | the paper's, reduced |" in text
         assert r"| DP-SGD | ε \| 1 | 91.00 ± 1.41 | 90.50 | +0.50 | 1.5 | 2 | tuned, reduced |" in text
-        assert "- 2 of 6 runs finished; they took 2.5 minutes" in text  # 75 s each; each stands in two cells
+        assert "- 2 of 6 runs finished; they took 2 min 30 s" in text  # 75 s each; each stands in two cells
 
     def test_one_seed_of_two(self, recipe, finish, report):
         finish(replace(cell(recipe, "Spectral-DP", "ε | 2"), seed=1), 0.8)

@@ -135,7 +135,7 @@ class FunctionTarget(Target):
         return list(rows * self.claim.max_grad_norm / self.dimension**0.5)
 
     def mates(self, generator: torch.Generator) -> list[Record]:
-        """Returns stretched records. The first has one number only, so that the others show the noise as it was drawn."""
+        """Returns stretched records. The first has one number only: the others show the noise as it was drawn."""
         rows, bound = self.ordinary(4, generator), self.claim.max_grad_norm
         rows[0] = torch.eye(self.dimension).double()[self.dimension // 2]
         lengths = (LONG, SHORT[0], LONG, SHORT[1])
