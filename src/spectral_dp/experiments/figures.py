@@ -190,19 +190,19 @@ def _means(runs: Sequence[Evaluations], x: str, y: str) -> Iterator[tuple[float,
         yield statistics.fmean(rows[epoch][x] for rows in by_epoch), statistics.fmean(values), deviation
 
 
+def _row_heights(layers: Layers) -> list[float]:
+    """Returns the height of each row of spectra: a one-dimensional spectrum is a strip."""
+    rows = [layers[i : i + _COLUMNS] for i in range(0, len(layers), _COLUMNS)]
+    return [2.0 if any(np.ndim(layer["gains"]) == 2 for layer in row) else 0.8 for row in rows]
+
+
 def _spectrum_height(layers: Layers) -> float:
-    return 0.5 + sum(_panel_height(layers[i : i + _COLUMNS]) for i in range(0, len(layers), _COLUMNS))
-
-
-def _panel_height(layers: Layers) -> float:
-    """Height of a row of panels: a one-dimensional spectrum is a strip."""
-    return 2.0 if any(np.ndim(layer["gains"]) == 2 for layer in layers) else 0.8
+    return 0.5 + sum(_row_heights(layers))
 
 
 def _draw_spectrum(figure: FigureBase, layers: Layers) -> None:
-    rows = math.ceil(len(layers) / _COLUMNS)
-    heights = [_panel_height(layers[i * _COLUMNS :][:_COLUMNS]) for i in range(rows)]
-    panels = figure.subplots(rows, _COLUMNS, squeeze=False, gridspec_kw={"height_ratios": heights}).flat
+    heights = _row_heights(layers)
+    panels = figure.subplots(len(heights), _COLUMNS, squeeze=False, gridspec_kw={"height_ratios": heights}).flat
     spectra = [np.atleast_2d(np.array(layer["gains"], dtype=float)) for layer in layers]
     top = max(1.0, *(float(gains.max()) for gains in spectra))
     for axes, layer, gains in zip(panels, layers, spectra, strict=False):
