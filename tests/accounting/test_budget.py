@@ -72,11 +72,12 @@ def _run(schedule, epsilon, *, stop=True, accountant="pld", relation=ADD, most=1
 @pytest.mark.parametrize("schedule", [_falling, _rising, _two_rates, _random, _sometimes_unsampled])
 def test_the_last_step_within_the_budget_is_the_last_one_made(schedule, computed):
     """Catches a step too many (the shortcut taken for the truth), and one too few (a margin left unused)."""
-    ledger = _run(schedule, 2.0)
+    epsilon = 1.2 if schedule is _random else 2.0  # steps that are all different take the longest
+    ledger = _run(schedule, epsilon)
     steps = ledger.steps
-    assert ledger.epsilon(DELTA) <= 2.0
+    assert ledger.epsilon(DELTA) <= epsilon
     ledger.record(*schedule(steps))
-    assert ledger.epsilon(DELTA) > 2.0
+    assert ledger.epsilon(DELTA) > epsilon
     assert steps > 100
     assert len(computed) < 200
 
@@ -112,13 +113,13 @@ def test_a_sudden_change_is_accounted_for():
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(0.8, 6), st.sampled_from([0.005, 0.02, 0.05, 1.0])), min_size=1, max_size=60),
+    st.lists(st.tuples(st.floats(0.8, 6), st.sampled_from([0.005, 0.02, 0.05, 1.0])), min_size=1, max_size=40),
     st.floats(0.3, 3),
 )
 def test_whatever_the_schedule_allowed_means_within(kinds, epsilon):
     """Every answer is that of accounting for all steps anew, at every step."""
     ledger, plan = Ledger(), Budget(epsilon, DELTA, Phase(1.0, 0.02, 10**4), True, "pld")
-    for kind in itertools.islice(itertools.cycle(kinds), 80):
+    for kind in itertools.islice(itertools.cycle(kinds), 50):
         ahead = Ledger.from_state_dict(ledger.state_dict())
         ahead.record(*kind)
         spent = ahead.epsilon(DELTA) > epsilon
