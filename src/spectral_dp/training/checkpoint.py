@@ -51,10 +51,15 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], **torch_save_kw
     Raises:
         CheckpointError: If the state holds a value of another type, or a sparse tensor.
     """
-    state = _plain(state)
-    whole = {**state, "format": FORMAT, "version": VERSION, "seal": seal(state)}
+    whole = sealed(state)
     with whole_file(path) as file:
         torch.save(whole, file, **torch_save_kwargs)
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a checkpoint with its seal, as :func:`save` writes it and as it may be kept in another file."""
+    state = _plain(state)
+    return {**state, "format": FORMAT, "version": VERSION, "seal": seal(state)}
 
 
 def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, Any]:
@@ -78,17 +83,31 @@ def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, An
     except Exception as error:  # a damaged pickle can raise anything: IndexError, TypeError, ...
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path} is truncated, damaged or not a checkpoint: {reason}") from error
+    return unsealed(state, str(path))
+
+
+def unsealed(state: Any, name: str) -> dict[str, Any]:
+    """Returns the state that :func:`sealed` was given.
+
+    Args:
+        state: The value that :func:`sealed` returned.
+        name: The name of the state in error messages.
+
+    Raises:
+        CheckpointError: If the state is refused; see the table of this module.
+    """
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a checkpoint of this library: save it with PrivacyEngine.save_checkpoint")
-    _, version, sealed = (state.pop(name, None) for name in ("format", "version", "seal"))
+        raise CheckpointError(f"{name} is not a checkpoint of this library: save it with PrivacyEngine.save_checkpoint")
+    state = dict(state)
+    _, version, digest = (state.pop(key, None) for key in ("format", "version", "seal"))
     if version != VERSION:
         raise CheckpointError(
-            f"{path} has format version {version}, this library reads {VERSION}: resume it with the version of "
+            f"{name} has format version {version}, this library reads {VERSION}: resume it with the version of "
             "spectral-dp that wrote it, or start a new run"
         )
-    if seal(state) != sealed:
+    if seal(state) != digest:
         raise CheckpointError(
-            f"{path} is damaged or was changed: its contents do not match its seal. Take a copy that is whole; to keep "
+            f"{name} is damaged or was changed: its contents do not match its seal. Take a copy that is whole; to keep "
             "values of your own with a checkpoint, use checkpoint_dict"
         )
     return state

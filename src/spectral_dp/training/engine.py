@@ -7,6 +7,7 @@ accounting, checkpoint.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, overload
@@ -268,7 +269,7 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
-        epochs: int,
+        epochs: float,
         max_grad_norm: float | Sequence[float],
         criterion: Callable[..., Tensor] | None = None,
         batch_first: bool = True,
@@ -297,7 +298,7 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
-        epochs: int,
+        epochs: float,
         max_grad_norm: float | Sequence[float],
         criterion: Callable[..., Tensor] | None = None,
         batch_first: bool = True,
@@ -325,7 +326,7 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
-        epochs: int,
+        epochs: float,
         max_grad_norm: float | Sequence[float],
         criterion: Callable[..., Tensor] | None = None,
         batch_first: bool = True,
@@ -352,7 +353,7 @@ class PrivacyEngine:
             data_loader: See :meth:`make_private`.
             target_epsilon: The largest ``ε`` that the planned epochs may spend.
             target_delta: The ``δ`` at which ``ε`` is measured.
-            epochs: The number of epochs that are planned.
+            epochs: The number of epochs that are planned; part of an epoch counts by its steps.
             max_grad_norm: See :meth:`make_private`.
             criterion: See :meth:`make_private`.
             batch_first: See :meth:`make_private`.
@@ -392,7 +393,7 @@ class PrivacyEngine:
             relation=self._relation,
             coins=self._coins,
         )
-        rate, steps = loader.sample_rate, epochs * len(loader)
+        rate, steps = loader.sample_rate, math.ceil(round(epochs * len(loader), 6))  # 0.7 of ten are seven
         sigma = accounting.calibrate_noise(
             target_epsilon, target_delta, rate, steps, accountant=self.accountant.name, relation=self._relation
         )
@@ -543,6 +544,21 @@ class PrivacyEngine:
         run.load_state_dict(state, module)
         restore_schedulers(schedulers, saved)
         return dict(state["extra"])
+
+    def state_dict(self, *, module: nn.Module) -> dict[str, Any]:
+        """Returns what :meth:`save_checkpoint` saves without schedulers, sealed, for a checkpoint that others write.
+
+        The tensors are the model's own and not copied: write them before the next step.
+        """
+        run = self._require_run()
+        run.require_own(module, None)
+        return checkpoint.sealed(run.state_dict(module) | {"schedulers": {}, "extra": {}})
+
+    def load_state_dict(self, state: Mapping[str, Any], *, module: nn.Module) -> None:
+        """Restores :meth:`state_dict`, under the same conditions as :meth:`load_checkpoint`."""
+        run = self._require_run()
+        run.require_own(module, None)
+        run.load_state_dict(checkpoint.unsealed(state, "this state"), module)
 
     def _require_run(self) -> Run:
         if self._run is None:
