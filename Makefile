@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-slow coverage format lint figures bench bench-parts clean
+.PHONY: help demo test test-slow test-integrations coverage format lint figures bench bench-parts clean
 
 help:  ## list the targets (what a bare `make` does)
-	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Settings of the demonstration: chosen on a validation split of the digits (see docs/training.md).
 DEMO := --dataset digits --model model1 --epsilon 3 --epochs 20 --batch-size 256 --max-grad-norm 0.1 --schedule cosine
@@ -24,6 +24,9 @@ test: lint  ## install what is missing, lint, check types, run the tests
 
 test-slow: $(VENV)/installed-dev  ## run the tests that train and audit at length
 	$(BIN)/python -m pytest -m slow
+
+test-integrations: $(VENV)/installed-integrations  ## run the tests with transformers, peft and Lightning
+	$(BIN)/python -m pytest tests/integrations
 
 coverage: $(VENV)/installed-dev  ## run the tests and print which lines and branches they leave out
 	$(BIN)/coverage run -m pytest
@@ -65,3 +68,8 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing with development tools (a few minutes the first time) ..."
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-integrations: $(VENV)/installed-dev
+	@echo "Installing transformers, peft and Lightning ..."
+	$(PIP) --editable '.[dev,transformers,peft,lightning]'
+	@touch $@

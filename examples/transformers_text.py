@@ -54,7 +54,8 @@ def films(rng: random.Random) -> tuple[Texts, Texts]:
 
 
 def generated(rng: random.Random) -> tuple[Texts, Texts]:
-    kind, unkind = "fine warm funny bright moving clever".split(), "dull cold flat tired loud clumsy".split()
+    kind = ["fine", "warm", "funny", "bright", "moving", "clever"]
+    unkind = ["dull", "cold", "flat", "tired", "loud", "clumsy"]
     plain = [f"word{i}" for i in range(200)]
 
     def text(words: int) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spectral_dp import CheckpointError, PoissonLoader, PrivacyEngine, RehearsalError, accounting
+from spectral_dp.training.coins import SeededCoins
 
 lightning = pytest.importorskip("lightning", reason="needs the extra spectral-dp[lightning]")
 
@@ -73,6 +74,10 @@ def seeded():
     return PrivacyEngine(seed=SEED, reproducibility_over_privacy=True)
 
 
+def coins():
+    return SeededCoins(SEED, reproducibility_over_privacy=True)
+
+
 def weights(module):
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
@@ -110,7 +115,7 @@ def test_the_release_is_the_clipped_sum_over_a_public_constant(tmp_path, size):
     """Without noise, in one physical batch or several: the weights move as a loop over samples says."""
     torch.manual_seed(0)
     module = Classifier(learning_rate=1.0)
-    loader = PoissonLoader(data(), batch_size=BATCH, seed=SEED, reproducibility_over_privacy=True)
+    loader = PoissonLoader(data(), batch_size=BATCH, coins=coins())
     expected, before = clipped_sum(module, *next(iter(loader)), 0.5), weights(module)
     callback = privacy(noise_multiplier=0.0, max_grad_norm=0.5, max_physical_batch_size=size, engine=seeded())
     fit(tmp_path, callback, module, max_steps=1)
@@ -121,7 +126,7 @@ def test_the_release_is_the_clipped_sum_over_a_public_constant(tmp_path, size):
 def test_negative_control_plain_lightning_does_something_else(tmp_path):
     torch.manual_seed(0)
     module = Classifier(learning_rate=1.0)
-    loader = PoissonLoader(data(), batch_size=BATCH, seed=SEED, reproducibility_over_privacy=True)
+    loader = PoissonLoader(data(), batch_size=BATCH, coins=coins())
     batch = next(iter(loader))
     expected, before = clipped_sum(module, *batch, 0.5), weights(module)
     run = trainer(tmp_path, max_steps=1, gradient_clip_val=0.5, log_every_n_steps=1)
@@ -190,7 +195,7 @@ def test_a_checkpoint_is_not_larger_than_it_must_be(tmp_path):
 @pytest.mark.filterwarnings("ignore:the budget of epsilon")
 def test_fitting_again_goes_on_within_the_budget(tmp_path):
     callback = privacy(target_epsilon=3.0, noise_multiplier=None)
-    run, module = fit(tmp_path, callback, max_steps=4)
+    _, module = fit(tmp_path, callback, max_steps=4)
     again = trainer(tmp_path, callback, max_epochs=3)
     again.fit(module, DataLoader(data(), batch_size=BATCH))
     assert again.global_step == 0
@@ -244,7 +249,7 @@ def test_empty_batches_are_steps(tmp_path):
 
 def test_mixed_precision_in_bfloat16(tmp_path):
     callback = privacy(max_physical_batch_size=4)
-    run, _ = fit(tmp_path, callback, precision="bf16-mixed")
+    fit(tmp_path, callback, precision="bf16-mixed")
     assert callback.engine.accountant.ledger.steps == 10
 
 

@@ -59,9 +59,10 @@ def test_one_batch_for_each_logical_step():
 
 def test_negative_control_a_piece_that_is_left_out_is_an_error():
     _, steps, train, _, _ = run(rehearsal=False)
-    with pytest.raises(RuntimeError, match="not stepped|was not stepped"):
-        for batch in steps:
-            train(batch)  # and the trainer does not ask for the other pieces, nor step
+    batches = iter(steps)
+    train(next(batches))  # and the trainer does not ask for the other pieces, nor step
+    with pytest.raises(RuntimeError, match="was not stepped"):
+        next(batches)
 
 
 def test_the_end_of_the_budget_is_told():

@@ -139,7 +139,7 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
     def _make_private(self, trainer: Any, pl_module: Any, loader: Any) -> LogicalSteps:
         if self._steps is not None:
             raise ValueError("private training draws from one data set: give fit a single training DataLoader")
-        if not isinstance(loader, DataLoader | PoissonLoader):
+        if not isinstance(loader, DataLoader):
             raise TypeError(f"private training needs a torch DataLoader, got {type(loader).__name__}")
         (original,) = trainer.optimizers
         optimizer, private = make_private(
@@ -181,7 +181,7 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
         self._evaluation.close()
         self._patches.close()
         if self._steps is not None and stage == "fit":
-            trainer.optimizers = [self._steps.optimizer.original]
+            trainer.optimizers = [self._steps.optimizer.original_optimizer]
             self._steps.optimizer.gradients.remove()  # autograd computes the model's gradients again
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -259,7 +259,7 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
     # Checkpoints.
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Adds the ledger, sealed together with the weights. Tensors that are in the checkpoint already share memory."""
+        """Adds the ledger, sealed together with the weights, which are in the file once for both."""
         if self._steps is not None:
             checkpoint[CHECKPOINT] = self.engine.state_dict(module=pl_module)
 

@@ -101,13 +101,14 @@ def make_private(
         raise ValueError(
             f"give target_epsilon or noise_multiplier, one of them, got {target_epsilon} and {noise_multiplier}"
         )
-    common = {"module": module, "optimizer": optimizer, "data_loader": data_loader, **others}
+    common: dict[str, Any] = {"module": module, "optimizer": optimizer, "data_loader": data_loader, **others}
     if target_epsilon is not None and engine.accountant.history:
         noise_multiplier = engine.accountant.history[-1].noise_multiplier
     if noise_multiplier is not None:
         warn_if_delta_too_large(target_delta, len(data_loader.dataset))  # type: ignore[arg-type]
         _, private, loader = engine.make_private(noise_multiplier=noise_multiplier, **common)
         return private, loader
+    assert target_epsilon is not None
     if epochs is None:
         raise ValueError(
             "the noise for a target_epsilon depends on the number of steps, which is not limited: set the number of "

@@ -258,7 +258,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``Trainer.train``; the training loss of the result is not a number, unless ``unsafe_diagnostics`` is set."""
+        """As ``Trainer.train``; the training loss in the result is NaN, unless ``unsafe_diagnostics`` is set."""
         result = super().train(*args, **kwargs)
         return result if self.privacy.unsafe_diagnostics else result._replace(training_loss=math.nan)
 
@@ -299,12 +299,22 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        self.engine.save_checkpoint(path=Path(output_dir) / CHECKPOINT, module=_Trained(self.model))
+        self.engine.save_checkpoint(
+            path=Path(output_dir) / CHECKPOINT,
+            module=_Trained(self.model),
+            checkpoint_dict={"global_step": self.state.global_step},
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self.engine.load_checkpoint(path=Path(checkpoint) / CHECKPOINT, module=_Trained(self.model))
+        if checkpoint is None:
+            return
+        saved = self.engine.load_checkpoint(path=Path(checkpoint) / CHECKPOINT, module=_Trained(self.model))
+        if saved.get("global_step") != self.state.global_step:
+            raise CheckpointError(
+                f"{CHECKPOINT} in {checkpoint} is of step {saved.get('global_step')}, but the state of the Trainer is "
+                f"of step {self.state.global_step}: they were not saved together"
+            )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if not (Path(resume_from_checkpoint) / CHECKPOINT).is_file():
@@ -330,11 +340,13 @@ class _Trained(nn.Module):
         super().__init__()
         self.model = model
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Returns what is trained, by name."""
         trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         return {name: value for name, value in self.model.state_dict().items() if name in trained}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+        """Restores :meth:`state_dict`."""
         return self.model.load_state_dict(state_dict, strict=False)
 
 
