@@ -133,7 +133,10 @@ def main() -> None:
                 **common,
             ),
             privacy=PrivacyArguments(
-                target_epsilon=options.epsilon, target_delta=DELTA, max_grad_norm=0.5, expected_batch_size=512
+                target_epsilon=options.epsilon,
+                target_delta=DELTA,
+                per_sample_max_grad_norm=0.5,
+                expected_batch_size=512,
             ),
             train_dataset=train,
             eval_dataset=test,

@@ -87,7 +87,12 @@ def arguments(path, **options):
 
 def trainer(path, *, model=None, data=None, engine=None, privacy=None, cls=PrivateTrainer, others=None, **options):
     torch.manual_seed(0)
-    settings = {"target_delta": DELTA, "max_grad_norm": 1.0, "expected_batch_size": BATCH, "noise_multiplier": 1.5}
+    settings = {
+        "target_delta": DELTA,
+        "per_sample_max_grad_norm": 1.0,
+        "expected_batch_size": BATCH,
+        "noise_multiplier": 1.5,
+    }
     return cls(
         model if model is not None else Classifier(),
         arguments(path, **options),
@@ -156,7 +161,7 @@ def test_the_release_is_the_clipped_sum_over_a_public_constant(tmp_path):
         run = trainer(
             tmp_path,
             engine=seeded(),
-            privacy={"noise_multiplier": 0.0, "max_grad_norm": bound},
+            privacy={"noise_multiplier": 0.0, "per_sample_max_grad_norm": bound},
             per_device_train_batch_size=size,
             learning_rate=1.0,
             lr_scheduler_type="constant",
@@ -378,7 +383,7 @@ def test_a_wrong_reduction_is_refused(tmp_path):
     ("options", "fix"),
     [
         ({"gradient_accumulation_steps": 4}, "expected_batch_size"),
-        ({"max_grad_norm": 0.3}, "that of PrivacyArguments"),
+        ({"max_grad_norm": 0.3}, "per_sample_max_grad_norm"),
         ({"fp16": True}, "bf16=True"),
         ({"auto_find_batch_size": True}, "lower per_device_train_batch_size"),
         ({"train_sampling_strategy": "group_by_length"}, "Poisson sampling"),
@@ -416,9 +421,13 @@ def test_the_arguments_of_the_user_are_not_changed(tmp_path):
 
 
 def test_the_arguments_can_come_from_a_command_line():
-    parser = transformers.HfArgumentParser(PrivacyArguments)
-    line = "--target_delta 1e-5 --max_grad_norm 1 --expected_batch_size 64 --target_epsilon 3 --clipping per_layer"
-    (privacy,) = parser.parse_args_into_dataclasses(line.split())
+    """Beside those of the Trainer, so that no name may be in both."""
+    parser = transformers.HfArgumentParser((transformers.TrainingArguments, PrivacyArguments))
+    line = (
+        "--output_dir out --target_delta 1e-5 --per_sample_max_grad_norm 1 --expected_batch_size 64 --target_epsilon 3 "
+        "--clipping per_layer"
+    )
+    _, privacy = parser.parse_args_into_dataclasses(line.split())
     assert privacy == PrivacyArguments(1e-5, 1.0, 64.0, target_epsilon=3.0, clipping="per_layer")
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from spectral_dp.integrations.logical_steps import LogicalSteps, make_private
-from spectral_dp.integrations.missing import missing
+from spectral_dp.integrations.missing import stand_in
 from spectral_dp.mechanism.clipping import Clipping, ClippingName
 from spectral_dp.training.checkpoint import CheckpointError
 from spectral_dp.training.config import SpectralConfig
@@ -35,7 +35,7 @@ try:
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.strategies import SingleDeviceStrategy
 except ImportError as error:
-    Callback = missing("lightning", error)
+    Callback = stand_in("lightning", error)
 
 CHECKPOINT = "spectral_dp"  # the name under which a checkpoint of Lightning holds that of the engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def missing(package: str, error: ImportError) -> type:
+def stand_in(package: str, error: ImportError) -> type:
     """Returns a base class whose subclasses can be defined, but not used: making one says what to install.
 
     Args:

@@ -3,7 +3,9 @@
     trainer = PrivateTrainer(
         model=model,
         args=TrainingArguments(output_dir="out", per_device_train_batch_size=32, num_train_epochs=3),
-        privacy=PrivacyArguments(target_epsilon=3.0, target_delta=1e-5, max_grad_norm=1.0, expected_batch_size=256),
+        privacy=PrivacyArguments(
+            target_epsilon=3.0, target_delta=1e-5, per_sample_max_grad_norm=1.0, expected_batch_size=256
+        ),
         train_dataset=dataset,
     )
     trainer.train()
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 
 from spectral_dp.files import whole_file
 from spectral_dp.integrations.logical_steps import LogicalSteps, make_private
-from spectral_dp.integrations.missing import missing
+from spectral_dp.integrations.missing import stand_in
 from spectral_dp.training.checkpoint import CheckpointError
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.engine import PrivacyEngine
@@ -40,7 +42,7 @@ from spectral_dp.training.sampling import PoissonLoader
 try:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 except ImportError as error:
-    Trainer = TrainerCallback = missing("transformers", error)
+    Trainer = TrainerCallback = stand_in("transformers", error)
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class PrivacyArguments:
 
     Attributes:
         target_delta: The ``δ`` at which epsilon is planned and reported.
-        max_grad_norm: The bound that the gradient of every sample is clipped to.
+        per_sample_max_grad_norm: The bound that the gradient of every sample is clipped to.
         expected_batch_size: How many records a step draws on average. ``per_device_train_batch_size`` only says how
             many of them are in memory at once.
         target_epsilon: The ``ε`` to spend over the whole training, which stops there. Give this or a noise multiplier.
@@ -78,7 +80,7 @@ class PrivacyArguments:
     """
 
     target_delta: float = field(metadata={"help": "The delta at which epsilon is planned and reported."})
-    max_grad_norm: float = field(metadata={"help": "The bound that the gradient of every sample is clipped to."})
+    per_sample_max_grad_norm: float = field(metadata={"help": "The bound of the gradient of every sample."})
     expected_batch_size: float = field(metadata={"help": "How many records a step draws on average."})
     target_epsilon: float | None = field(default=None, metadata={"help": "The epsilon to spend."})
     noise_multiplier: float | None = field(default=None, metadata={"help": "Noise over clipping bound."})
@@ -156,7 +158,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             target_delta=privacy.target_delta,
             noise_multiplier=privacy.noise_multiplier,
             epochs=args.max_steps / len(drawn) if args.max_steps > 0 else args.num_train_epochs,
-            max_grad_norm=privacy.max_grad_norm,
+            max_grad_norm=privacy.per_sample_max_grad_norm,
             max_physical_batch_size=self._train_batch_size,
             clipping=privacy.clipping,
             noise_allocation=privacy.noise_allocation,
@@ -369,7 +371,7 @@ def _refuse(args: Any, privacy: PrivacyArguments) -> None:
         ),
         f"max_grad_norm={args.max_grad_norm}": (
             args.max_grad_norm not in (None, 0, defaults["max_grad_norm"]),
-            "it clips the gradient of the batch: leave it out, and set that of PrivacyArguments, for every sample",
+            "it clips the gradient of the batch: leave it out, and set PrivacyArguments.per_sample_max_grad_norm",
         ),
         "fp16": (args.fp16, "its scaler skips steps by what the batch holds: use bf16=True"),
         "auto_find_batch_size": (
