@@ -26,7 +26,7 @@ test-slow: $(VENV)/installed-dev  ## run the tests that train and audit at lengt
 	$(BIN)/python -m pytest -m slow
 
 test-integrations: $(VENV)/installed-integrations  ## run the tests with transformers, peft and Lightning
-	$(BIN)/python -m pytest tests/integrations
+	$(BIN)/python -m pytest tests/integrations tests/test_examples.py
 
 coverage: $(VENV)/installed-dev  ## run the tests and print which lines and branches they leave out
 	$(BIN)/coverage run -m pytest

@@ -1,5 +1,6 @@
 """The examples run and say what the documentation says they say."""
 
+import re
 import runpy
 import statistics
 import sys
@@ -25,6 +26,28 @@ def test_the_training_example_runs(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "--seeds", "1", "--epochs", "1"])
     runpy.run_path(str(EXAMPLES / "train.py"), run_name="__main__")
     assert "Spectral-DP" in capsys.readouterr().out
+
+
+def _accuracy(name, arguments, monkeypatch, capsys):
+    """Of the model at the end, in percent."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "epsilon 3.00 at delta" in printed
+    return float(re.findall(r"([0-9.]+)%", printed)[-1])
+
+
+@pytest.mark.filterwarnings("ignore")  # the packages of others, about each other and about this machine
+def test_text_with_transformers_is_learnt(monkeypatch, capsys):
+    pytest.importorskip("transformers", reason="needs the extra spectral-dp[transformers]")
+    pytest.importorskip("peft", reason="needs the extra spectral-dp[peft]")
+    assert _accuracy("transformers_text.py", ["--generated", "--epochs", "3"], monkeypatch, capsys) > 80
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_images_with_lightning_are_learnt(monkeypatch, capsys):
+    pytest.importorskip("lightning", reason="needs the extra spectral-dp[lightning]")
+    assert _accuracy("lightning_images.py", ["--epochs", "10"], monkeypatch, capsys) > 60
 
 
 @pytest.mark.slow

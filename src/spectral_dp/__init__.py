@@ -8,6 +8,7 @@ The rooms, from the ground up; imports point from later rooms to earlier ones on
 - ``gradients``: norms and clipped sums of per-sample gradients, a rule for each kind of layer (Algorithms 2 and 3).
 - ``training``: Poisson batches, the private step, ``PrivacyEngine``, checkpoints (Algorithm 4).
 - ``utils`` and ``validators``: what scripts import of Opacus besides the engine, under the same paths.
+- ``integrations``: private training inside the trainers of transformers and Lightning; each needs its extra.
 - ``audit``: attempts to prove a claimed epsilon wrong.
 - ``data``, ``models``, ``experiments``, ``cli``: the application on top, which needs the extra ``spectral-dp[cli]``.
 

@@ -1,4 +1,5 @@
 import copy
+import io
 import math
 import pickle
 import warnings
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from spectral_dp import BudgetExhausted, PrivacyEngine, Relation, SpectralConfig, convert_linear
+from spectral_dp import BudgetExhausted, CheckpointError, PrivacyEngine, Relation, SpectralConfig, convert_linear
 from spectral_dp.accounting import epsilon
 from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning
@@ -689,3 +690,51 @@ class TestLastLooks:
 def _doubled(loader):
     for x, y in loader:
         yield x.double(), y
+
+
+class TestState:
+    """The state of an engine as a value, for checkpoints that others write."""
+
+    def test_a_run_goes_on_from_its_state(self):
+        engine, model, optimizer, loader = setup()
+        train(model, optimizer, loader)
+        state = _written(engine.state_dict(module=model))
+        other, copied, *rest = setup()
+        other.load_state_dict(state, module=copied)
+        assert other.accountant.ledger.continues(engine.accountant.ledger)
+        train(model, optimizer, loader)
+        train(copied, *rest)
+        torch.testing.assert_close(weights(copied), weights(model), rtol=0, atol=0)
+        assert other.get_epsilon(1e-3) == engine.get_epsilon(1e-3)
+
+    def test_a_state_that_was_changed_is_refused(self):
+        engine, model, optimizer, loader = setup()
+        train(model, optimizer, loader)
+        state = _written(engine.state_dict(module=model))
+        for change in ({"steps": 1}, {"ledger": {}}, {"format": "another"}, {"version": 99}):
+            other, copied, *_ = setup()
+            before = weights(copied)
+            with pytest.raises(CheckpointError):
+                other.load_state_dict(copy.deepcopy(state) | change, module=copied)
+            assert torch.equal(weights(copied), before)
+
+    @pytest.mark.parametrize(("epochs", "steps"), [(0.5, 3), (7 / (N / BATCH), 7), (2, 12), (0.4, 3)])
+    def test_part_of_an_epoch_counts_by_its_steps(self, epochs, steps):
+        engine, model = PrivacyEngine(), cnn()
+        engine.make_private_with_epsilon(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(task(), batch_size=BATCH),
+            target_epsilon=2.0,
+            target_delta=1e-3,
+            epochs=epochs,
+            max_grad_norm=1.0,
+        )
+        assert engine._run.books.budget.planned.steps == steps
+
+
+def _written(state):
+    """As another program's checkpoint would hold it, and give it back."""
+    file = io.BytesIO()
+    torch.save({"theirs": 1, "ours": state}, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)["ours"]
