@@ -321,9 +321,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if not (Path(resume_from_checkpoint) / CHECKPOINT).is_file():
             raise CheckpointError(
-                f"{resume_from_checkpoint} has no {CHECKPOINT}, so nothing says what its training has spent (was it "
-                "saved with save_only_model, or by another Trainer?): to begin a new private training with its "
-                "weights, load them into the model with from_pretrained"
+                f"{resume_from_checkpoint} has no {CHECKPOINT}, so its ledger cannot be continued (was it saved with "
+                "save_only_model, or by another Trainer?): to begin a new private training with its weights, load them "
+                f"with from_pretrained. What they have cost the same records ({STATEMENT}) then adds to the new cost"
             )
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
