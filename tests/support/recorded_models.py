@@ -54,3 +54,34 @@ def small_cnn():
         nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(),
         nn.Linear(16, 5), nn.LayerNorm(5), nn.Linear(5, 3),
     ).double()  # fmt: skip
+
+
+def check_losses(model, losses, *inputs, draws=False, tolerance=TOLERANCE):
+    """Norms and clipped sums under ``losses(model, *inputs) -> (B,)``, whatever outputs of the layers they depend on.
+
+    The oracle runs each sample alone, in the precision of the model; with ``draws`` it runs the batch from the same
+    seed instead and takes the gradient of one sample's loss at a time, so that each has its own dropout masks.
+    """
+    torch.manual_seed(3)
+    gradients = ModelGradients(model)
+    losses(model, *inputs).sum().backward()
+    after = torch.get_rng_state()
+    batch = gradients.take()
+    norms, c = batch.squared_norms().sum(0), torch.rand(len(inputs[0]), dtype=torch.float64)
+    sums = {p: gradients.gradient(p, value) for p, value in batch.clipped_sums(c).items()}
+    gradients.remove()
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    rows = []
+    for b in range(len(inputs[0])):
+        torch.manual_seed(3)
+        value = losses(model, *inputs)[b] if draws else losses(model, *(x[b : b + 1] for x in inputs)).sum()
+        grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), grads, strict=True)])
+    if draws:
+        assert torch.equal(torch.get_rng_state(), after), "the second run moved the generator"
+    expected = {name: torch.stack(column) for name, column in zip(parameters, zip(*rows, strict=True), strict=True)}
+    assert relative_error(norms, norm_of(expected)) < tolerance
+    assert set(sums) == set(parameters.values())
+    for name, p in parameters.items():
+        assert relative_error(sums[p], torch.tensordot(c.to(p.dtype), expected[name], dims=1)) < tolerance, name
+    return batch

@@ -43,11 +43,11 @@ def layers_of(model: nn.Module, configs: dict[str, LayerConfig]) -> list[Layer]:
             rule = make(module, configs.pop(name, LayerConfig()))
         except ValueError as error:
             raise ValueError(f"layer {name!r}: {error}") from error
-        if isinstance(rule, FallbackRule):
+        if rule.covers_parts:
             covered.update(module.modules())
         layers.append(Layer(name, rule))
     if swallowed := [name for name in configs if dict(model.named_modules()).get(name) in covered]:
-        fallbacks = ", ".join(repr(layer.name) for layer in layers if isinstance(layer.rule, FallbackRule))
+        fallbacks = ", ".join(repr(layer.name) for layer in layers if layer.rule.covers_parts)
         raise ValueError(
             f"layers {swallowed} cannot be filtered: they lie inside {fallbacks}, which has parameters of its own and "
             "no rule, so it is handled as a whole. Move those parameters into layers of their own"

@@ -69,24 +69,27 @@ class ModelGradients:
         self._recorder = Recorder(
             {module: rule.parameters().values() for module, rule in self._rules.items()},
             self._condense(),
-            with_output={module for module, rule in self._rules.items() if isinstance(rule, FallbackRule)},
+            with_output={module for module, rule in self._rules.items() if rule.needs_output},
+            with_all_gradients={module for module, rule in self._rules.items() if rule.takes_all_outputs},
         )
 
-    def _condense(self) -> Callable[[nn.Module, Call, Tensor], Use]:
+    def _condense(self) -> Callable[[nn.Module, Call, Any], Use]:
         this = weakref.ref(self)  # as the recorder's hooks: the last reference to this is the user's
 
-        def at_layer(module: nn.Module, call: Call, dA: Tensor) -> Use:
+        def at_layer(module: nn.Module, call: Call, dA: Any) -> Use:
             gradients = this()
             if gradients is None:
                 raise ReferenceError("the per-sample gradients that this model was recorded for are gone")
-            if dA.ndim == 0:
+            if isinstance(dA, Tensor) and dA.ndim == 0:
                 raise RuntimeError(
                     f"{type(module).__name__} returned a single number for the whole batch, such as the loss, in which "
                     "the samples cannot be told apart: return one entry for each sample (the logits, or the loss with "
                     "reduction='none') and reduce it outside of the module"
                 )
             rule = gradients._rules[module]
-            return condense(rule, rule.input_of(call), dA, gradients._undisturbed)
+            with gradients._undisturbed():
+                x, dA = rule.use_of(call, dA)
+            return condense(rule, x, dA, gradients._undisturbed)
 
         return at_layer
 

@@ -19,9 +19,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from spectral_dp.gradients.recording.random_state import RandomState
 from spectral_dp.gradients.recording.side_outputs import SideOutputs, Stored
 
 
@@ -33,12 +35,24 @@ class Call(NamedTuple):
         kwargs: Its keyword arguments.
         buffers: Those of its buffers that its forward pass wrote, as it left them.
         output: Its (first) output, where the recorder was asked for it and nobody has changed it in place.
+        random_state: The generators as its forward pass found them, where it drew from them and the recorder was asked.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     output: Tensor | None = None
+    random_state: RandomState | None = None
+
+
+class OutputGradients(NamedTuple):
+    """The gradients of the loss with respect to all real outputs of a module, in their order; None where it has none.
+
+    Attributes:
+        gradients: One for each output.
+    """
+
+    gradients: tuple[Tensor | None, ...]
 
 
 Kept = TypeVar("Kept")
@@ -66,17 +80,21 @@ class Recorder(Generic[Kept]):
         watched: Each module with the parameters whose plain gradients autograd is to leave out.
         condense: Called during the backward pass, when a use is reached, with the module, what it was called with, and
             the gradient of the loss with respect to its (first) output. Returns what is kept of the use.
-        with_output: Modules of which the output is to be recorded too.
+        with_output: Modules of which the output is to be recorded too, and the generators that they drew from.
+        with_all_gradients: Modules of which ``condense`` gets the :class:`OutputGradients`. A loss that depends on
+            another output than the first of any other module is refused.
     """
 
     def __init__(
         self,
         watched: Mapping[nn.Module, Iterable[nn.Parameter]],
-        condense: Callable[[nn.Module, Call, Tensor], Kept],
+        condense: Callable[[nn.Module, Call, Any], Kept],
         with_output: Collection[nn.Module] = (),
+        with_all_gradients: Collection[nn.Module] = (),
     ) -> None:
         self._condense = condense
         self._with_output = with_output
+        self._with_all_gradients = with_all_gradients
         self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
         for other in [r for r in _LIVE if not r._watched.keys().isdisjoint(self._watched)]:
             other.remove()  # two would hide each other's gradients: the latest wins
@@ -85,6 +103,7 @@ class Recorder(Generic[Kept]):
         self._captures: dict[nn.Module, list[Capture[Kept]]] = {}
         self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
         self._sides: dict[nn.Module, SideOutputs] = {}
+        self._random_states: dict[nn.Module, RandomState] = {}
         self._replaced: list[tuple[Stored, Tensor]] = []
         this = weakref.ref(self)  # a hook must not keep its recorder alive
 
@@ -143,6 +162,8 @@ class Recorder(Generic[Kept]):
         trained = tuple(p for p in self._watched[module] if p.requires_grad)
         if trained:
             self._sides[module] = SideOutputs(module)
+            if module in self._with_output:
+                self._random_states[module] = RandomState.now(trained[0].device)
         for parameter in trained:
             parameter.requires_grad_(False)
         self._frozen[module] = trained
@@ -155,9 +176,13 @@ class Recorder(Generic[Kept]):
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         trained, side = self._restore(module), self._sides.pop(module, None)
+        random_state = self._random_states.pop(module, None)
         if output is None or not trained or side is None:  # the forward pass failed, or there is nothing to record
             return None
-        return self._tap(module, Call(args, dict(kwargs), side.written_buffers()), output, side)
+        if random_state is not None and random_state.is_current():  # it drew nothing
+            random_state = None
+        call = Call(args, dict(kwargs), side.written_buffers(), random_state=random_state)
+        return self._tap(module, call, output, side)
 
     def _tap(self, module: nn.Module, call: Call, output: Any, side: SideOutputs) -> Any:
         leaves, structure = tree_flatten(output)
@@ -170,7 +195,8 @@ class Recorder(Generic[Kept]):
             output = leaves[i]
             no_side_outputs[output] = leaves[i] = _hookable(output)
         name = type(module).__name__
-        for i in tensors[1:]:
+        takes_all = module in self._with_all_gradients
+        for i in [] if takes_all else tensors[1:]:
             leaves[i].register_hook(_refuse(f"on an output of {name} other than its first"))
         self._replaced += side.refuse(no_side_outputs, _refuse(f"on a tensor that {name} stored in its forward pass"))
         first = leaves[tensors[0]]
@@ -180,7 +206,7 @@ class Recorder(Generic[Kept]):
         # Let go when the backward pass has been here: the graph may live as long as the loss.
         waiting = [(call, inputs, output)]
 
-        def capture(dA: Tensor) -> None:
+        def capture(dA: Tensor | OutputGradients) -> None:
             if (recorder := this()) is None:
                 return
             if not waiting:
@@ -197,10 +223,14 @@ class Recorder(Generic[Kept]):
             if output is not None and output._version == output_version:
                 call = call._replace(output=output)
             backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
-            kept = recorder._condense(module, _detached(call), dA.detach())
+            kept = recorder._condense(module, _detached(call), tree_map(_detached_value, dA))
             recorder._captures.setdefault(module, []).append(Capture(kept, backward_pass))
 
-        first.register_hook(capture)
+        if takes_all:  # called once, when the gradients of all those outputs have come that the loss depends on
+            outputs = [leaves[i] for i in tensors]
+            register_multi_grad_hook(outputs, lambda gradients: capture(OutputGradients(tuple(gradients))))
+        else:
+            first.register_hook(capture)
         return tree_unflatten(leaves, structure)
 
 
@@ -247,11 +277,12 @@ def _detached(call: Call) -> Call:
     if not call.kwargs and all(isinstance(value, Tensor) for value in call.args):
         return call._replace(args=tuple(value.detach() for value in call.args))
 
-    def detach(value: Any) -> Any:
-        return value.detach() if isinstance(value, Tensor) else value
-
-    args, kwargs = tree_map(detach, (call.args, dict(call.kwargs)))
+    args, kwargs = tree_map(_detached_value, (call.args, dict(call.kwargs)))
     return call._replace(args=args, kwargs=kwargs)
+
+
+def _detached_value(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _remove_all(handles: list[Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,9 @@ class FallbackRule(Rule[nn.Module]):
     module that gives a sample another output when it is run again, alone, than in its batch is refused.
     """
 
+    covers_parts: ClassVar[bool] = True
+    needs_output: ClassVar[bool] = True
+
     def __init__(self, module: nn.Module, config: LayerConfig) -> None:
         super().__init__(module, config)
         different = differences(module)
@@ -46,9 +50,6 @@ class FallbackRule(Rule[nn.Module]):
     @property
     def _name(self) -> str:
         return type(self.module).__name__
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self.module.named_parameters())
 
     def input_of(self, call: Call) -> Call:
         return call

@@ -56,6 +56,15 @@ class Rule(ABC, Generic[Module]):
     #: The transform that is used if the :class:`LayerConfig` names none.
     default_transform: ClassVar[TransformName] = "dct"
 
+    #: Whether the rule covers the parameters of the module's parts too. Calls of the parts are then not recorded.
+    covers_parts: ClassVar[bool] = False
+
+    #: Whether the module's output is recorded with its input, and the generators as its forward pass found them.
+    needs_output: ClassVar[bool] = False
+
+    #: Whether the rule takes the gradients of all outputs (:class:`OutputGradients`), not only of the first.
+    takes_all_outputs: ClassVar[bool] = False
+
     def __init__(self, module: Module, config: LayerConfig) -> None:
         self.module = module
         self.config = config
@@ -104,6 +113,10 @@ class Rule(ABC, Generic[Module]):
         """Returns the ``x`` of a call of the layer: by default, its first argument."""
         return call.args[0] if call.args else next(iter(call.kwargs.values()))
 
+    def use_of(self, call: Call, dA: Any) -> tuple[Any, Tensor]:
+        """Returns what is kept of a call, ``x``, and of the gradients that came back to it, ``dA``; samples first."""
+        return self.input_of(call), dA
+
     def coordinate_shape(self) -> tuple[int, ...] | None:
         """Returns the shape over which the weight is transformed and filtered, or None if it has no such shape."""
         return None
@@ -120,7 +133,9 @@ class Rule(ABC, Generic[Module]):
         return tuple(self.parameter(name).shape)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Returns the parameters of the module itself by name, each once. The rule covers these."""
+        """Returns the parameters that the rule covers: the module's own, or those of its parts too, each once."""
+        if self.covers_parts:
+            return dict(self.module.named_parameters())
         first_names: dict[nn.Parameter, str] = {}
         for name, parameter in self.module._parameters.items():
             if parameter is not None:

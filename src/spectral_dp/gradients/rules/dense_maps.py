@@ -1,0 +1,136 @@
+"""Layers made of several dense maps, such as the gates of an LSTM or the projections of an attention.
+
+    x   (B, T, n) what goes into a map      dA  (B, T, m) gradient of the loss with respect to what comes out of it
+    g_b = sum_t dA_bt (x) x_bt, as of a dense layer with tokens
+
+A subclass runs its layer again to find ``x`` and ``dA`` of each map inside. Norms and sums are then taken of these two,
+so that errors in finding them cannot come between the two; nothing of the size of the batch times the parameters is
+made.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from spectral_dp.gradients.norms import bias_norms, token_norms
+from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.rules.rule import GhostRule, Module
+from spectral_dp.gradients.sums import over_tokens, weigh, weighted_sum
+from spectral_dp.mechanism.clipping import row_norms
+
+
+class DenseMap(NamedTuple):
+    """One map ``x -> W x + b`` inside of a layer.
+
+    Attributes:
+        weights: Names of the weights, with how many of the columns of ``x`` each takes, side by side.
+        biases: Names of the biases; all of them have the same gradient.
+        x: As above.
+        dA: As above.
+    """
+
+    weights: tuple[tuple[str, int], ...]
+    biases: tuple[str, ...]
+    x: Tensor
+    dA: Tensor
+
+
+class DenseMaps(NamedTuple):
+    """All the maps inside of a layer. Those of the same weight give its rows, in their order.
+
+    Attributes:
+        maps: The maps.
+        formed: Per-sample gradients ``(B, ...)`` of other, small parameters.
+    """
+
+    maps: tuple[DenseMap, ...]
+    formed: dict[str, Tensor]
+
+
+class DenseMapsRule(GhostRule[Module]):
+    """Rule of a layer made of dense maps; a subclass has one method, ``open``. Nothing is filtered."""
+
+    @abstractmethod
+    def open(self, call: Call, dA: Any) -> DenseMaps:
+        """Returns the maps inside of a call, given the gradients of its outputs."""
+
+    def use_of(self, call: Call, dA: Any) -> tuple[DenseMaps, Tensor]:
+        maps, formed = self.open(call, dA)
+        trained = self.trained()
+        maps = tuple(kept for each in maps if (kept := _trained_part(each, trained)) is not None)
+        formed = {name: z for name, z in formed.items() if name in trained}
+        first = maps[0].dA if maps else next(iter(formed.values()))
+        return DenseMaps(maps, formed), first.new_empty(len(first), 0)
+
+    def squared_norms(self, x: DenseMaps, dA: Tensor) -> Tensor:
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
+        for each in x.maps if len(dA) else ():
+            if each.weights:
+                total = total + token_norms(each.x, each.dA)
+            if each.biases:
+                total = total + len(each.biases) * bias_norms(each.dA)
+        for z in x.formed.values():
+            total = total + row_norms(z).square()
+        return total
+
+    def clipped_sum(self, x: DenseMaps, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        rows: dict[str, list[Tensor]] = {}
+        for each in x.maps:
+            if each.weights:
+                total = _product(*weigh(each.x, each.dA, c))
+                for (name, _), part in zip(each.weights, total.split(_widths(each), dim=1), strict=True):
+                    rows.setdefault(name, []).append(part)
+            for name in each.biases:
+                rows.setdefault(name, []).append(c.to(each.dA.dtype) @ over_tokens(each.dA))
+        sums = {name: weighted_sum(c, z) for name, z in x.formed.items()}
+        return sums | {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in rows.items()}
+
+    def form(self, x: DenseMaps, dA: Tensor) -> dict[str, Tensor]:
+        rows: dict[str, list[Tensor]] = {}
+        for each in x.maps:
+            if each.weights:
+                total = each.dA.mT @ each.x
+                for (name, _), part in zip(each.weights, total.split(_widths(each), dim=2), strict=True):
+                    rows.setdefault(name, []).append(part)
+            for name in each.biases:
+                rows.setdefault(name, []).append(over_tokens(each.dA))
+        return x.formed | {name: torch.cat(parts, dim=1) for name, parts in rows.items()}
+
+    def merge(self, uses: Sequence[tuple[DenseMaps, Tensor]]) -> tuple[DenseMaps, Tensor] | None:
+        first, dA = uses[0]
+        if len({tuple((m.weights, m.biases) for m in use.maps) for use, _ in uses}) > 1:
+            return None
+        maps = tuple(
+            same[0]._replace(x=torch.cat([m.x for m in same], dim=1), dA=torch.cat([m.dA for m in same], dim=1))
+            for same in zip(*(use.maps for use, _ in uses), strict=True)
+        )
+        formed = {name: torch.stack([use.formed[name] for use, _ in uses]).sum(0) for name in first.formed}
+        return DenseMaps(maps, formed), dA
+
+
+def _trained_part(each: DenseMap, trained: dict[str, Any]) -> DenseMap | None:
+    """The columns of a map whose weights are trained; None if nothing of it is."""
+    biases = tuple(name for name in each.biases if name in trained)
+    weights = tuple(weight for weight in each.weights if weight[0] in trained)
+    if len(weights) < len(each.weights):
+        columns = zip(each.weights, each.x.split(_widths(each), dim=2), strict=True)
+        parts = [part for weight, part in columns if weight in weights]
+        x = torch.cat(parts, dim=2) if parts else each.x[:, :, :0]
+        each = each._replace(weights=weights, x=x)
+    return each._replace(biases=biases) if weights or biases else None
+
+
+def _widths(each: DenseMap) -> list[int]:
+    return [width for _, width in each.weights]
+
+
+def _product(x: Tensor, dA: Tensor) -> Tensor:
+    """``sum_bt dA_bt (x) x_bt``, ``(m, n)``; without a copy where time comes first in memory too."""
+    if dA.stride(0) < dA.stride(1):
+        x, dA = x.transpose(0, 1), dA.transpose(0, 1)
+    return dA.flatten(0, 1).T @ x.flatten(0, 1)

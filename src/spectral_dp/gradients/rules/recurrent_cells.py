@@ -1,0 +1,221 @@
+"""Back-propagation through time in one layer and direction of a recurrent layer, the states of all steps being known.
+
+    x   (T, B, n) input      h   (T, B, P) output      dh  (T, B, P) gradient of the loss with respect to it
+    H   hidden size          P   size of the output: H, or proj_size of an LSTM
+
+The gates of all steps are computed at once, and so is all of the backward pass that needs no gradient of a later step:
+what is left for each step is a few products of ``(B, H)`` numbers and one matrix product.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class States(NamedTuple):
+    """States of some layers and directions, ``(layers * directions, B, ...)``, or of one, ``(B, ...)``.
+
+    Attributes:
+        h: The hidden states.
+        c: The cell states of an LSTM; None of other layers.
+    """
+
+    h: Tensor
+    c: Tensor | None
+
+    def at(self, index: int) -> States:
+        """Those of one layer and direction."""
+        return States(self.h[index], None if self.c is None else self.c[index])
+
+
+#: Weights with their widths, biases, input of the map, gradient of what comes out of it.
+CellMap = tuple[tuple[tuple[str, int], ...], tuple[str, ...], Tensor, Tensor]
+
+
+class Gates(NamedTuple):
+    """What the back-propagation through a layer found.
+
+    Attributes:
+        maps: The dense maps inside, time first.
+        input_gates: Gradient of the loss with respect to what the input weight gives, ``(T, B, G)``.
+    """
+
+    maps: list[CellMap]
+    input_gates: Tensor
+
+
+class Cell(ABC):
+    """One layer in one direction.
+
+    Args:
+        weight_ih: ``(G, n)``.
+        weight_hh: ``(G, P)``.
+        bias_ih: ``(G,)``, or None.
+        bias_hh: ``(G,)``, or None.
+        weight_hr: ``(P, H)``, or None.
+    """
+
+    def __init__(
+        self,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        bias_ih: Tensor | None = None,
+        bias_hh: Tensor | None = None,
+        weight_hr: Tensor | None = None,
+    ) -> None:
+        self.weight_ih, self.weight_hh, self.weight_hr = weight_ih, weight_hh, weight_hr
+        self.bias_ih = weight_ih.new_zeros(len(weight_ih)) if bias_ih is None else bias_ih
+        self.bias_hh = weight_hh.new_zeros(len(weight_hh)) if bias_hh is None else bias_hh
+
+    @abstractmethod
+    def back(
+        self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None
+    ) -> Gates:
+        """Goes back through the steps.
+
+        Args:
+            x: As above.
+            h: As above.
+            dh: As above.
+            initial: States before the first step.
+            dfinal: Gradients of those after the last.
+            is_there: Which steps there are, ``(T, B, 1)``; None for all. At a step that is not there the states stay.
+        """
+
+    def _one_map(self, x: Tensor, before: Tensor) -> tuple[Tensor, tuple[tuple[str, int], ...]]:
+        """Input and state side by side, ``(T, B, n + P)``: both meet the same gradient."""
+        both = torch.cat([x, before], dim=2)
+        return both, (("weight_ih", x.shape[2]), ("weight_hh", before.shape[2]))
+
+
+class TanhCell(Cell):
+    """``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or another function."""
+
+    @staticmethod
+    def slope(h: Tensor) -> Tensor:
+        """The derivative of the function, from its value."""
+        return 1 - h.square()
+
+    def back(
+        self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None
+    ) -> Gates:
+        slope, stays = self.slope(h), None
+        if is_there is not None:
+            slope, stays = slope * is_there, 1 - is_there
+        dA, carried = torch.empty_like(h), dfinal.h
+        for t in reversed(range(len(h))):
+            dh_t = dh[t] + carried
+            torch.mul(dh_t, slope[t], out=dA[t])
+            carried = dA[t] @ self.weight_hh
+            if stays is not None:
+                carried = torch.addcmul(carried, dh_t, stays[t])
+        both, weights = self._one_map(x, _before(h, initial.h))
+        return Gates([(weights, ("bias_ih", "bias_hh"), both, dA)], dA)
+
+
+class ReluCell(TanhCell):
+    """The same with ``relu``."""
+
+    @staticmethod
+    def slope(h: Tensor) -> Tensor:
+        return (h > 0).to(h.dtype)
+
+
+class LSTMCell(Cell):
+    """``c_t = f c_{t-1} + i g``, ``h_t = W_hr (o tanh(c_t))``, with ``W_hr`` the identity where there is none."""
+
+    def back(
+        self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None
+    ) -> Gates:
+        both, weights = self._one_map(x, _before(h, initial.h))
+        a = both.flatten(0, 1) @ torch.cat([self.weight_ih, self.weight_hh], dim=1).T
+        a = a.add_(self.bias_ih + self.bias_hh).unflatten(0, both.shape[:2])
+        H = a.shape[2] // 4
+        i, f, g, o = a.split(H, dim=2)
+        for gate, function in ((i, torch.sigmoid_), (f, torch.sigmoid_), (g, torch.tanh_), (o, torch.sigmoid_)):
+            function(gate)
+        c = torch.mul(i, g)
+        before, c_0 = torch.empty_like(c), initial.c
+        assert c_0 is not None and dfinal.c is not None
+        for t in range(len(c)):
+            before[t] = c_0 if t == 0 else c[t - 1]
+            c[t].addcmul_(f[t], before[t])
+        squashed = c.tanh_()
+        hidden = o * squashed if self.weight_hr is not None else None
+        # What each gate's gradient is a multiple of dc by (i, f, g) or of dh (o), and dc of dh.
+        dc_of_dh = o * (1 - squashed.square())
+        slopes = torch.empty_like(a)
+        slopes[..., :H] = g * i * (1 - i)
+        slopes[..., H : 2 * H] = before * f * (1 - f)
+        slopes[..., 2 * H : 3 * H] = i * (1 - g.square())
+        slopes[..., 3 * H :] = squashed * o * (1 - o)
+        keeps, stays = f.contiguous(), None
+        if is_there is not None:
+            slopes, dc_of_dh, stays = slopes * is_there, dc_of_dh * is_there, 1 - is_there
+            keeps = keeps * is_there + stays
+        dA, dprojected, carried, dc = slopes, [], dfinal.h, dfinal.c
+        for t in reversed(range(len(dA))):
+            dh_t = dh[t] + carried
+            from_cell = dh_t if self.weight_hr is None else dh_t @ self.weight_hr
+            dc = torch.addcmul(dc, from_cell, dc_of_dh[t])
+            dA[t, :, : 3 * H].unflatten(1, (3, H)).mul_(dc[:, None])
+            dA[t, :, 3 * H :].mul_(from_cell)
+            carried = dA[t] @ self.weight_hh
+            dc = dc * keeps[t]
+            if self.weight_hr is not None:
+                dprojected.append(dh_t if is_there is None else dh_t * is_there[t])
+            if stays is not None:
+                carried = torch.addcmul(carried, dh_t, stays[t])
+        maps: list[CellMap] = [(weights, ("bias_ih", "bias_hh"), both, dA)]
+        if hidden is not None:
+            maps.append(((("weight_hr", H),), (), hidden, torch.stack(dprojected[::-1])))
+        return Gates(maps, dA)
+
+
+class GRUCell(Cell):
+    """``n = tanh(a_in + r a_hn)``, ``h_t = (1 - z) n + z h_{t-1}``: the state's part of ``n`` is multiplied by ``r``."""
+
+    def back(
+        self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None
+    ) -> Gates:
+        before, H = _before(h, initial.h), h.shape[2]
+        from_input = x @ self.weight_ih.T + self.bias_ih
+        from_state = before @ self.weight_hh.T + self.bias_hh
+        r, z = (from_input[..., : 2 * H] + from_state[..., : 2 * H]).sigmoid_().split(H, dim=2)
+        a_hn = from_state[..., 2 * H :]
+        n = torch.addcmul(from_input[..., 2 * H :], r, a_hn).tanh_()
+        dn_of_dh = (1 - z) * (1 - n.square())
+        slopes = torch.cat([dn_of_dh * a_hn * r * (1 - r), (before - n) * z * (1 - z), dn_of_dh * r], dim=2)
+        if is_there is not None:
+            slopes, dn_of_dh, z = slopes * is_there, dn_of_dh * is_there, z * is_there + (1 - is_there)
+        dA_state, totals, carried = slopes, torch.empty_like(h), dfinal.h
+        for t in reversed(range(len(h))):
+            dh_t = torch.add(dh[t], carried, out=totals[t])
+            dA_state[t].unflatten(1, (3, H)).mul_(dh_t[:, None])
+            carried = torch.addmm(dh_t * z[t], dA_state[t], self.weight_hh)
+        dA_input = torch.cat([dA_state[..., : 2 * H], totals * dn_of_dh], dim=2)
+        return Gates(
+            [
+                ((("weight_ih", x.shape[2]),), ("bias_ih",), x, dA_input),
+                ((("weight_hh", H),), ("bias_hh",), before, dA_state),
+            ],
+            dA_input,
+        )
+
+
+CELLS: dict[str, Callable[..., Cell]] = {
+    "LSTM": LSTMCell,
+    "GRU": GRUCell,
+    "RNN_TANH": TanhCell,
+    "RNN_RELU": ReluCell,
+}
+
+
+def _before(h: Tensor, initial: Tensor) -> Tensor:
+    """The state that each step starts from: ``h_{t-1}``."""
+    return torch.cat([initial[None], h[:-1]])
