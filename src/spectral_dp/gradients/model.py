@@ -23,13 +23,14 @@ from torch import Tensor, nn
 from spectral_dp.gradients.blocks import Layer, by_shared_parameters, layers_of
 from spectral_dp.gradients.compatibility import validate
 from spectral_dp.gradients.precision import full_precision
-from spectral_dp.gradients.recording.recorder import Call, Recorder
+from spectral_dp.gradients.recording.recorder import Call, Recorder, TakenOver
 from spectral_dp.gradients.recording.state import StateGuard
+from spectral_dp.gradients.rules.dense_maps import DenseMapsRule
 from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import differences
 from spectral_dp.gradients.rules.rule import Rule
-from spectral_dp.gradients.uses import Formed, Use, condense, merged
+from spectral_dp.gradients.uses import Formed, Recorded, Use, condense, merged
 
 
 class Owner(NamedTuple):
@@ -70,13 +71,13 @@ class ModelGradients:
             {module: rule.parameters().values() for module, rule in self._rules.items()},
             self._condense(),
             with_output={module for module, rule in self._rules.items() if rule.needs_output},
-            with_all_gradients={module for module, rule in self._rules.items() if rule.takes_all_outputs},
+            taken_over={module for module, rule in self._rules.items() if isinstance(rule, DenseMapsRule)},
         )
 
-    def _condense(self) -> Callable[[nn.Module, Call, Any], Use]:
+    def _condense(self) -> Callable[[nn.Module, Call, Any], Use | TakenOver]:
         this = weakref.ref(self)  # as the recorder's hooks: the last reference to this is the user's
 
-        def at_layer(module: nn.Module, call: Call, dA: Any) -> Use:
+        def at_layer(module: nn.Module, call: Call, dA: Any) -> Use | TakenOver:
             gradients = this()
             if gradients is None:
                 raise ReferenceError("the per-sample gradients that this model was recorded for are gone")
@@ -87,9 +88,11 @@ class ModelGradients:
                     "reduction='none') and reduce it outside of the module"
                 )
             rule = gradients._rules[module]
-            with gradients._undisturbed():
-                x, dA = rule.use_of(call, dA)
-            return condense(rule, x, dA, gradients._undisturbed)
+            if isinstance(rule, DenseMapsRule):
+                with gradients._undisturbed():
+                    use, input_gradients = rule.back(call, dA)
+                return TakenOver(Recorded(rule, *use), input_gradients)
+            return condense(rule, rule.input_of(call), dA, gradients._undisturbed)
 
         return at_layer
 

@@ -11,7 +11,7 @@ Nothing is attached to the model. The hooks are process-wide and look modules up
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -46,13 +45,31 @@ class Call(NamedTuple):
 
 
 class OutputGradients(NamedTuple):
-    """The gradients of the loss with respect to all real outputs of a module, in their order; None where it has none.
+    """The gradients of the loss with respect to all real outputs of a module whose backward pass is taken over.
 
     Attributes:
-        gradients: One for each output.
+        gradients: One for each output, in their order; None where the loss does not depend on it.
+        needed: The identities of those tensors of the call whose gradients are needed further back.
     """
 
     gradients: tuple[Tensor | None, ...]
+    needed: frozenset[int]
+
+    def needs(self, value: Any) -> bool:
+        """Returns whether the gradient of a tensor of the call is needed."""
+        return id(value) in self.needed
+
+
+class TakenOver(NamedTuple):
+    """What comes of taking over the backward pass of a module.
+
+    Attributes:
+        kept: What is kept of the use.
+        input_gradients: Tensors of the call, each with the gradient of the loss with respect to it.
+    """
+
+    kept: Any
+    input_gradients: Sequence[tuple[Tensor, Tensor]]
 
 
 Kept = TypeVar("Kept")
@@ -81,8 +98,9 @@ class Recorder(Generic[Kept]):
         condense: Called during the backward pass, when a use is reached, with the module, what it was called with, and
             the gradient of the loss with respect to its (first) output. Returns what is kept of the use.
         with_output: Modules of which the output is to be recorded too, and the generators that they drew from.
-        with_all_gradients: Modules of which ``condense`` gets the :class:`OutputGradients`. A loss that depends on
-            another output than the first of any other module is refused.
+        taken_over: Modules whose backward pass ``condense`` does itself: it gets their :class:`OutputGradients` and
+            returns :class:`TakenOver`. A loss that depends on another output than the first of any other module is
+            refused.
     """
 
     def __init__(
@@ -90,11 +108,11 @@ class Recorder(Generic[Kept]):
         watched: Mapping[nn.Module, Iterable[nn.Parameter]],
         condense: Callable[[nn.Module, Call, Any], Kept],
         with_output: Collection[nn.Module] = (),
-        with_all_gradients: Collection[nn.Module] = (),
+        taken_over: Collection[nn.Module] = (),
     ) -> None:
         self._condense = condense
         self._with_output = with_output
-        self._with_all_gradients = with_all_gradients
+        self._taken_over = taken_over
         self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
         for other in [r for r in _LIVE if not r._watched.keys().isdisjoint(self._watched)]:
             other.remove()  # two would hide each other's gradients: the latest wins
@@ -191,12 +209,19 @@ class Recorder(Generic[Kept]):
             raise TypeError(f"{type(module).__name__} has trained parameters but returned no tensor of real numbers")
         inputs = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
         no_side_outputs = {v: v for v in inputs}
-        for i in tensors:
+        is_taken_over = module in self._taken_over
+        if is_taken_over:
+            outputs = _Detour.apply(
+                lambda dA: capture(dA),
+                len(tensors),
+                *(leaves[i].detach() for i in tensors),
+                *([v for v in inputs if v.requires_grad] or [_anchor(leaves[tensors[0]])]),
+            )
+        for k, i in enumerate(tensors):
             output = leaves[i]
-            no_side_outputs[output] = leaves[i] = _hookable(output)
+            no_side_outputs[output] = leaves[i] = outputs[k] if is_taken_over else _hookable(output)
         name = type(module).__name__
-        takes_all = module in self._with_all_gradients
-        for i in [] if takes_all else tensors[1:]:
+        for i in [] if is_taken_over else tensors[1:]:
             leaves[i].register_hook(_refuse(f"on an output of {name} other than its first"))
         self._replaced += side.refuse(no_side_outputs, _refuse(f"on a tensor that {name} stored in its forward pass"))
         first = leaves[tensors[0]]
@@ -206,9 +231,11 @@ class Recorder(Generic[Kept]):
         # Let go when the backward pass has been here: the graph may live as long as the loss.
         waiting = [(call, inputs, output)]
 
-        def capture(dA: Tensor | OutputGradients) -> None:
+        def capture(dA: Any) -> Sequence[Tensor | None]:
             if (recorder := this()) is None:
-                return
+                if is_taken_over:
+                    raise ReferenceError("the recorder that took over this backward pass is gone: keep it until then")
+                return ()
             if not waiting:
                 raise RuntimeError(
                     "a second backward pass through the same graph: run the forward pass again, or add the losses and "
@@ -223,14 +250,20 @@ class Recorder(Generic[Kept]):
             if output is not None and output._version == output_version:
                 call = call._replace(output=output)
             backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
-            kept = recorder._condense(module, _detached(call), tree_map(_detached_value, dA))
+            call, found = _detached(call), []
+            if is_taken_over:
+                detached = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
+                ids = [id(v) for v, own in zip(detached, inputs, strict=True) if own.requires_grad]
+                kept, input_gradients = recorder._condense(module, call, OutputGradients(tuple(dA), frozenset(ids)))
+                by_input = {id(v): gradient for v, gradient in input_gradients}
+                found = [by_input[key] for key in ids]
+            else:
+                kept = recorder._condense(module, call, dA.detach())
             recorder._captures.setdefault(module, []).append(Capture(kept, backward_pass))
+            return found
 
-        if takes_all:  # called once, when the gradients of all those outputs have come that the loss depends on
-            outputs = [leaves[i] for i in tensors]
-            register_multi_grad_hook(outputs, lambda gradients: capture(OutputGradients(tuple(gradients))))
-        else:
-            first.register_hook(capture)
+        if not is_taken_over:
+            first.register_hook(lambda dA: None if capture(dA) else None)  # the gradient stays what it is
         return tree_unflatten(leaves, structure)
 
 
@@ -267,6 +300,25 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
         return None, None
+
+
+class _Detour(torch.autograd.Function):
+    """Leads the backward pass of a module's outputs to a function, and from there to the module's inputs.
+
+    Takes that function, how many outputs there are, the outputs, and those inputs that need a gradient. The graph that
+    the module made itself is not used.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[[Any], Sequence[Tensor | None]], count: int, *tensors: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.function, ctx.count = function, count
+        return tuple(t.clone() for t in tensors[:count])  # no views: they may be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = ctx.function([None if g is None else g.detach() for g in grads])
+        return (None, None, *[None] * ctx.count, *(found or [None]))
 
 
 def _anchor(like: Tensor) -> Tensor:

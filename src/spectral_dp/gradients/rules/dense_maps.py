@@ -3,9 +3,10 @@
     x   (B, T, n) what goes into a map      dA  (B, T, m) gradient of the loss with respect to what comes out of it
     g_b = sum_t dA_bt (x) x_bt, as of a dense layer with tokens
 
-A subclass runs its layer again to find ``x`` and ``dA`` of each map inside. Norms and sums are then taken of these two,
-so that errors in finding them cannot come between the two; nothing of the size of the batch times the parameters is
-made.
+A subclass runs its layer again and goes back through it, to find ``x`` and ``dA`` of each map inside; this takes the
+place of the layer's own backward pass, and gives the gradients of its inputs too. Norms and sums are then taken of the
+same ``x`` and ``dA``, so that errors in finding these cannot come between the two; nothing of the size of the batch
+times the parameters is made.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp.gradients.norms import bias_norms, token_norms
-from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.recording.recorder import Call, OutputGradients
 from spectral_dp.gradients.rules.rule import GhostRule, Module
 from spectral_dp.gradients.sums import over_tokens, weigh, weighted_sum
 from spectral_dp.mechanism.clipping import row_norms
@@ -52,20 +53,26 @@ class DenseMaps(NamedTuple):
     formed: dict[str, Tensor]
 
 
+#: Tensors that a layer was called with, each with the gradient of the loss with respect to it.
+InputGradients = list[tuple[Tensor, Tensor]]
+
+
 class DenseMapsRule(GhostRule[Module]):
     """Rule of a layer made of dense maps; a subclass has one method, ``open``. Nothing is filtered."""
 
     @abstractmethod
-    def open(self, call: Call, dA: Any) -> DenseMaps:
-        """Returns the maps inside of a call, given the gradients of its outputs."""
+    def open(self, call: Call, dA: OutputGradients) -> tuple[DenseMaps, InputGradients]:
+        """Returns the maps inside of a call, given the gradients of its outputs, and the gradients of its inputs."""
 
-    def use_of(self, call: Call, dA: Any) -> tuple[DenseMaps, Tensor]:
-        maps, formed = self.open(call, dA)
+    def back(self, call: Call, dA: OutputGradients) -> tuple[tuple[DenseMaps, Tensor], InputGradients]:
+        """Goes back through a call: what is kept of it, ``x`` and ``dA``, and the gradients of its inputs."""
+        (maps, formed), input_gradients = self.open(call, dA)
         trained = self.trained()
         maps = tuple(kept for each in maps if (kept := _trained_part(each, trained)) is not None)
         formed = {name: z for name, z in formed.items() if name in trained}
         first = maps[0].dA if maps else next(iter(formed.values()))
-        return DenseMaps(maps, formed), first.new_empty(len(first), 0)
+        input_gradients = [(x, gradient.to(x.dtype)) for x, gradient in input_gradients]
+        return (DenseMaps(maps, formed), first.new_empty(len(first), 0)), input_gradients
 
     def squared_norms(self, x: DenseMaps, dA: Tensor) -> Tensor:
         total = dA.new_zeros(len(dA), dtype=torch.float64)

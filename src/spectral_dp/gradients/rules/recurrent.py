@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from spectral_dp.gradients.recording.recorder import Call, OutputGradients
-from spectral_dp.gradients.rules.dense_maps import DenseMap, DenseMaps, DenseMapsRule
+from spectral_dp.gradients.rules.dense_maps import DenseMap, DenseMaps, DenseMapsRule, InputGradients
 from spectral_dp.gradients.rules.layer_config import LayerConfig
-from spectral_dp.gradients.rules.recurrent_cells import CELLS, Cell, States
+from spectral_dp.gradients.rules.recurrent_cells import CELLS, Cell, Gates, States
 from spectral_dp.gradients.rules.registry import register_rule
 from spectral_dp.gradients.rules.same_output import check_same_output
 
@@ -51,61 +51,83 @@ class Steps(NamedTuple):
         return t.flip(0) if self.reversed is None else t.gather(0, self.reversed[..., None].expand_as(t))
 
 
+class LayerInput(NamedTuple):
+    """Input of one of the layers, and the dropout mask that was put on it; None where there was none."""
+
+    x: Tensor
+    mask: Tensor | None
+
+
 class RecurrentRule(DenseMapsRule[nn.RNNBase]):
     """Rule of ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``; coefficients have the parameters' shapes, unfiltered."""
 
     needs_output: ClassVar[bool] = True
-    takes_all_outputs: ClassVar[bool] = True
 
     def __init__(self, module: nn.RNNBase, config: LayerConfig) -> None:
         self._directions = 2 if module.bidirectional else 1
         super().__init__(module, config)
 
-    def open(self, call: Call, dA: OutputGradients) -> DenseMaps:
+    def open(self, call: Call, dA: OutputGradients) -> tuple[DenseMaps, InputGradients]:
         given = {**dict(zip(("input", "hx"), call.args, strict=False)), **call.kwargs}
         x, initial = self._native(given["input"]), self._initial(given["input"], given.get("hx"))
         inputs, outputs = self._run(x, initial, call)
         steps = _steps(x)
-        dout, dfinal = self._output_gradients(x, steps, outputs[-1], initial, dA)
+        dout, dfinal = self._output_gradients(x, outputs[-1], initial, dA)
         maps: list[DenseMap] = []
+        dinitial: list[States] = []
         for layer in reversed(range(self.module.num_layers)):
-            dinput, of_layer = self._layer(layer, steps, inputs[layer][0], outputs[layer], initial, dout, dfinal)
-            maps = of_layer + maps
-            mask = inputs[layer][1]
-            dout = dinput if mask is None or dinput is None else dinput * mask
-        return DenseMaps(tuple(maps), {})
+            directions = self._layer(layer, steps, inputs[layer].x, outputs[layer], initial, dout, dfinal)
+            maps = [each for direction in directions for each in self._maps(*direction)] + maps
+            dinitial = [gates.dinitial for _, gates in directions] + dinitial
+            if layer or dA.needs(_data(given["input"])):
+                dout = self._input_gradient(directions, steps)
+            if (mask := inputs[layer].mask) is not None:
+                dout = dout * mask
+        gradients: InputGradients = []
+        if dA.needed:
+            if dA.needs(_data(given["input"])):
+                gradients = [(_data(given["input"]), self._as_given(given["input"], dout))]
+            if (hx := given.get("hx")) is not None:
+                dstates = States(*(None if None in some else torch.stack(some) for some in zip(*dinitial, strict=True)))
+                gradients += zip(hx if self.module.mode == "LSTM" else (hx,), dstates, strict=False)
+        return DenseMaps(tuple(maps), {}), gradients
 
     def _layer(
         self, layer: int, steps: Steps, x: Tensor, out: Tensor, initial: States, dout: Tensor, dfinal: States
-    ) -> tuple[Tensor | None, list[DenseMap]]:
-        """Maps of one layer, both directions, and the gradient of its input where a layer below needs it."""
-        dinput, maps = None, []
+    ) -> list[tuple[int, Gates]]:
+        """What the back-propagation through a layer finds, for each direction with its number."""
+        found = []
         parts = [t.chunk(self._directions, dim=2) for t in (out, dout)]
         for direction, (states, dstates) in enumerate(zip(*parts, strict=True)):
             turn = steps.flipped if direction else _as_it_is
             index = layer * self._directions + direction
-            cell = self._cell(index)
-            gates = cell.back(turn(x), turn(states), turn(dstates), initial.at(index), dfinal.at(index), steps.is_there)
-            maps += [
-                DenseMap(
-                    tuple((self._name(name, index), width) for name, width in weights),
-                    tuple(self._name(name, index) for name in biases if self.module.bias),
-                    inner.transpose(0, 1),
-                    dA.transpose(0, 1),
-                )
-                for weights, biases, inner, dA in gates.maps
-            ]
-            if layer:
-                part = turn(gates.input_gates @ cell.weight_ih)
-                dinput = part if dinput is None else dinput + part
-        return dinput, maps
+            gates = self._cell(index).back(
+                turn(x), turn(states), turn(dstates), initial.at(index), dfinal.at(index), steps.is_there
+            )
+            found.append((index, gates))
+        return found
 
-    def _run(self, x: Sequences, initial: States, call: Call) -> tuple[list[tuple[Tensor, Tensor | None]], list[Tensor]]:
-        """Inputs of all layers with the dropout mask that was put on them, and outputs, ``(T, B, ...)`` each."""
+    def _maps(self, index: int, gates: Gates) -> list[DenseMap]:
+        return [
+            DenseMap(
+                tuple((self._name(name, index), width) for name, width in weights),
+                tuple(self._name(name, index) for name in biases if self.module.bias),
+                inner.transpose(0, 1),
+                dA.transpose(0, 1),
+            )
+            for weights, biases, inner, dA in gates.maps
+        ]
+
+    def _input_gradient(self, directions: list[tuple[int, Gates]], steps: Steps) -> Tensor:
+        parts = [gates.input_gates @ self._weights(index)["weight_ih"] for index, gates in directions]
+        return parts[0] if len(parts) == 1 else parts[0] + steps.flipped(parts[1])
+
+    def _run(self, x: Sequences, initial: States, call: Call) -> tuple[list[LayerInput], list[Tensor]]:
+        """Inputs and outputs of all layers, ``(T, B, ...)`` each."""
         module = self.module
         recorded = self._recorded_output(x, call)
         masks_differ = module.training and module.dropout > 0 and module.num_layers > 1
-        inputs: list[tuple[Tensor, Tensor | None]] = []
+        inputs: list[LayerInput] = []
         outputs: list[Tensor] = []
         with call.random_state.replayed() if call.random_state is not None else nullcontext():
             for layer in range(module.num_layers):
@@ -113,7 +135,7 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
                 if masks_differ and layer:
                     mask = F.dropout(torch.ones_like(_data(x)), module.dropout)
                     x, mask = _with_data(x, _data(x) * mask), _padded(_with_data(x, mask))
-                inputs.append((_padded(x), mask))
+                inputs.append(LayerInput(_padded(x), mask))
                 is_known = recorded is not None and layer == module.num_layers - 1 and not masks_differ
                 x = recorded if is_known and recorded is not None else self._run_layer(layer, x, initial)
                 outputs.append(_padded(x))
@@ -159,6 +181,14 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
     def _time_first(self, t: Tensor) -> Tensor:
         return (t.transpose(0, 1) if self.module.batch_first else t).contiguous()
 
+    def _as_given(self, x: Sequences, t: Tensor) -> Tensor:
+        """``(T, B, n)`` in the layout of an input."""
+        if not isinstance(x, PackedSequence):
+            return t.transpose(0, 1) if self.module.batch_first else t
+        if x.sorted_indices is not None:
+            t = t.index_select(1, x.sorted_indices)
+        return torch.cat([step[:count] for step, count in zip(t, x.batch_sizes.tolist(), strict=True)])
+
     def _initial(self, x: Sequences, given: Any) -> States:
         """States before the first step, ``(layers * directions, B, ...)``, samples in the order of the records."""
         module = self.module
@@ -177,7 +207,7 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
         return _with_data(x, call.output) if isinstance(x, PackedSequence) else self._time_first(call.output)
 
     def _output_gradients(
-        self, x: Sequences, steps: Steps, out: Tensor, initial: States, dA: OutputGradients
+        self, x: Sequences, out: Tensor, initial: States, dA: OutputGradients
     ) -> tuple[Tensor, States]:
         """Gradients of the outputs of all steps and of the last states; zeros where the loss does not depend on one."""
         dout, *dstates = (None if d is None else d.to(self.dtype) for d in dA.gradients)

@@ -43,10 +43,12 @@ class Gates(NamedTuple):
     Attributes:
         maps: The dense maps inside, time first.
         input_gates: Gradient of the loss with respect to what the input weight gives, ``(T, B, G)``.
+        dinitial: Gradients of the loss with respect to the states before the first step.
     """
 
     maps: list[CellMap]
     input_gates: Tensor
+    dinitial: States
 
 
 class Cell(ABC):
@@ -73,9 +75,7 @@ class Cell(ABC):
         self.bias_hh = weight_hh.new_zeros(len(weight_hh)) if bias_hh is None else bias_hh
 
     @abstractmethod
-    def back(
-        self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None
-    ) -> Gates:
+    def back(self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None) -> Gates:
         """Goes back through the steps.
 
         Args:
@@ -101,9 +101,7 @@ class TanhCell(Cell):
         """The derivative of the function, from its value."""
         return 1 - h.square()
 
-    def back(
-        self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None
-    ) -> Gates:
+    def back(self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None) -> Gates:
         slope, stays = self.slope(h), None
         if is_there is not None:
             slope, stays = slope * is_there, 1 - is_there
@@ -115,7 +113,7 @@ class TanhCell(Cell):
             if stays is not None:
                 carried = torch.addcmul(carried, dh_t, stays[t])
         both, weights = self._one_map(x, _before(h, initial.h))
-        return Gates([(weights, ("bias_ih", "bias_hh"), both, dA)], dA)
+        return Gates([(weights, ("bias_ih", "bias_hh"), both, dA)], dA, States(carried, None))
 
 
 class ReluCell(TanhCell):
@@ -129,9 +127,7 @@ class ReluCell(TanhCell):
 class LSTMCell(Cell):
     """``c_t = f c_{t-1} + i g``, ``h_t = W_hr (o tanh(c_t))``, with ``W_hr`` the identity where there is none."""
 
-    def back(
-        self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None
-    ) -> Gates:
+    def back(self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None) -> Gates:
         both, weights = self._one_map(x, _before(h, initial.h))
         a = both.flatten(0, 1) @ torch.cat([self.weight_ih, self.weight_hh], dim=1).T
         a = a.add_(self.bias_ih + self.bias_hh).unflatten(0, both.shape[:2])
@@ -174,15 +170,13 @@ class LSTMCell(Cell):
         maps: list[CellMap] = [(weights, ("bias_ih", "bias_hh"), both, dA)]
         if hidden is not None:
             maps.append(((("weight_hr", H),), (), hidden, torch.stack(dprojected[::-1])))
-        return Gates(maps, dA)
+        return Gates(maps, dA, States(carried, dc))
 
 
 class GRUCell(Cell):
     """``n = tanh(a_in + r a_hn)``, ``h_t = (1 - z) n + z h_{t-1}``: the state's part of ``n`` is multiplied by ``r``."""
 
-    def back(
-        self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None
-    ) -> Gates:
+    def back(self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None) -> Gates:
         before, H = _before(h, initial.h), h.shape[2]
         from_input = x @ self.weight_ih.T + self.bias_ih
         from_state = before @ self.weight_hh.T + self.bias_hh
@@ -205,6 +199,7 @@ class GRUCell(Cell):
                 ((("weight_hh", H),), ("bias_hh",), before, dA_state),
             ],
             dA_input,
+            States(carried, None),
         )
 
 

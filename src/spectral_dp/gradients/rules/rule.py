@@ -62,9 +62,6 @@ class Rule(ABC, Generic[Module]):
     #: Whether the module's output is recorded with its input, and the generators as its forward pass found them.
     needs_output: ClassVar[bool] = False
 
-    #: Whether the rule takes the gradients of all outputs (:class:`OutputGradients`), not only of the first.
-    takes_all_outputs: ClassVar[bool] = False
-
     def __init__(self, module: Module, config: LayerConfig) -> None:
         self.module = module
         self.config = config
@@ -112,10 +109,6 @@ class Rule(ABC, Generic[Module]):
     def input_of(self, call: Call) -> Any:
         """Returns the ``x`` of a call of the layer: by default, its first argument."""
         return call.args[0] if call.args else next(iter(call.kwargs.values()))
-
-    def use_of(self, call: Call, dA: Any) -> tuple[Any, Tensor]:
-        """Returns what is kept of a call, ``x``, and of the gradients that came back to it, ``dA``; samples first."""
-        return self.input_of(call), dA
 
     def coordinate_shape(self) -> tuple[int, ...] | None:
         """Returns the shape over which the weight is transformed and filtered, or None if it has no such shape."""
