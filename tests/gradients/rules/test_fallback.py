@@ -7,8 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from tests.support.oracle import norm_of, relative_error, sample_gradients
-from tests.support.recorded_models import TOLERANCE, check, run
+from tests.support.recorded_models import TOLERANCE, check, check_losses, run
 from torch import nn
+from torch.nn import functional as F
 
 from spectral_dp.gradients import GhostRule, ModelGradients, register_rule
 from spectral_dp.gradients import model as model_gradients
@@ -294,10 +295,14 @@ def test_a_forward_pass_that_remembers_is_refused():
 def test_recurrent_layers(make, dtype):
     """In float64 torch.func cannot run an LSTM for several samples at once: then a loop does."""
 
+    class OwnRecurrent(make):
+        def forward(self, x):
+            return super().forward(x)
+
     class Last(nn.Module):
         def __init__(self):
             super().__init__()
-            self.recurrent, self.head = make(6, 3, batch_first=True), nn.Linear(3, 2)
+            self.recurrent, self.head = OwnRecurrent(6, 3, batch_first=True), nn.Linear(3, 2)
 
         def forward(self, x):
             return self.head(self.recurrent(x)[0][:, -1])
@@ -311,16 +316,20 @@ def test_recurrent_layers(make, dtype):
 
 
 def test_samples_in_the_second_dimension_are_told_of():
+    class OwnAttention(nn.MultiheadAttention):
+        def forward(self, x, y, z):
+            return super().forward(x, y, z)
+
     class Last(nn.Module):
         def __init__(self):
             super().__init__()
-            self.attention, self.head = nn.MultiheadAttention(6, 2), nn.Linear(6, 2)
+            self.attention, self.head = OwnAttention(6, 2), nn.Linear(6, 2)
 
         def forward(self, x):
             x = x.transpose(0, 1)
             return self.head(self.attention(x, x, x)[0].mean(0))
 
-    with pytest.raises(RuntimeError, match=r"MultiheadAttention .* make it with batch_first=True"):
+    with pytest.raises(RuntimeError, match=r"OwnAttention .* make it with batch_first=True"):
         run(Last(), torch.randn(4, 4, 6))
 
 
@@ -461,3 +470,90 @@ class TestConvolutionsThatShareTheirKernel:
         first, second = (nn.Conv2d(4, 4, taps, padding=taps // 2) for _ in range(2))
         second.weight = first.weight
         check(nn.Sequential(first, nn.Tanh(), self.Shifted(second)).double(), torch.randn(4, 4, 6, 6).double())
+
+
+class Dropping(Own):
+    """Dropout of every kind inside of a module that has parameters of its own."""
+
+    def __init__(self, drop):
+        super().__init__()
+        self.inner, self.drop = nn.Linear(6, 6), drop
+
+    def forward(self, x):
+        return self.drop(self.inner(x * self.weight)) * self.weight
+
+
+def attention_dropout(x):
+    q = x.unflatten(1, (2, 3))[:, None]
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5).flatten(1)
+
+
+def attention_of_folded_heads(x):
+    q = x.view(-1, 3, 1)  # two heads of a sample side by side
+    return (F.dropout((q @ q.mT).softmax(2), 0.5) @ q).view(-1, 6)
+
+
+class TestDropout:
+    """Each sample gets its own masks of the batch's draw, never others."""
+
+    DROPS = (
+        nn.Dropout(0.5),
+        nn.Sequential(nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.3)),
+        nn.AlphaDropout(0.4),
+        lambda x: nn.Dropout2d(0.5)(x.view(-1, 3, 2, 1)).flatten(1),
+        lambda x: x + torch.randn_like(x) * x,
+        lambda x: x * torch.rand(x.shape, dtype=x.dtype),
+        lambda x: x * torch.bernoulli(torch.full_like(x, 0.5)),
+        lambda x: torch.native_dropout(x, 0.5, True)[0],  # what GPUs do
+        attention_dropout,
+        attention_of_folded_heads,
+    )
+
+    @pytest.mark.parametrize("drop", DROPS)
+    def test_is_that_of_the_forward_pass(self, drop):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), Dropping(drop), nn.Dropout(0.2), nn.Linear(6, 2)).double()
+        check_losses(model, lambda model, x: model(x).sin().sum(1), rows(5), draws=True)
+
+    def test_in_a_loop_where_torch_func_fails(self):
+        class Both(Dropping):
+            def forward(self, x):
+                return super().forward(x) if x.sum() > -1e9 else x
+
+        model = nn.Sequential(Both(nn.Dropout(0.5))).double()
+        check_losses(model, lambda model, x: model(x).sin().sum(1), rows(5), draws=True)
+
+    def test_of_an_attention_and_an_lstm_inside(self):
+        class Inside(Own):
+            def __init__(self):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
+
+            def forward(self, x):
+                x = torch.stack([x, x.cos(), x.sin()], dim=1) * self.weight
+                return self.attention(x, x, x)[0].flatten(1)
+
+        check_losses(Inside().double(), lambda model, x: model(x).sin().sum(1), rows(5), draws=True)
+
+    @pytest.mark.parametrize("drop", [lambda x: nn.Dropout(0.5)(x.T).T, lambda x: F.dropout(x.T, 0.5).T * x])
+    def test_samples_in_another_dimension_are_refused(self, drop):
+        model = nn.Sequential(Dropping(drop)).double()
+        with pytest.raises(RuntimeError, match=r"draws random numbers.*nn.Dropout"):
+            run(model, rows(8))
+
+    def test_an_output_changed_in_place_is_refused(self):
+        model = nn.Sequential(Dropping(nn.Dropout(0.5)), nn.ReLU(inplace=True))
+        with pytest.raises(RuntimeError, match="changed in place"):
+            run(model, torch.randn(4, 6))
+
+    def test_control_another_draw_is_refused(self, monkeypatch):
+        monkeypatch.setattr("spectral_dp.gradients.recording.random_state.RandomState._restore", lambda self: None)
+        with pytest.raises(RuntimeError, match="draws random numbers"):
+            self.test_is_that_of_the_forward_pass(nn.Dropout(0.5))
+
+    def test_control_the_masks_of_another_sample_are_refused(self, monkeypatch):
+        from spectral_dp.gradients.rules.draws import GivenDraws
+
+        monkeypatch.setattr(GivenDraws, "_part", lambda self, drawn, result: drawn.roll(1, 0))
+        with pytest.raises(RuntimeError, match="draws random numbers"):
+            self.test_is_that_of_the_forward_pass(nn.Dropout(0.5))

@@ -2,6 +2,9 @@
 
 Exact for every module that treats samples independently, but slower than a rule of its own. While it works it holds
 what ``B`` runs of the module hold, and from then until the clipped sum ``B`` times the module's parameters.
+
+Random numbers, such as dropout masks, are those that the recorded forward pass drew, each sample's its own
+(``draws.py``). Where the outputs do not show that they are the same, the module is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.rules.draws import CannotRepeatError
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import differences
 from spectral_dp.gradients.rules.rerun import NamedTensors, NotPerSampleError, Rerun, left_as_it_was
@@ -23,6 +27,8 @@ from spectral_dp.gradients.rules.rule import Rule
 _ALONE = 1e-3
 #: And from those of the recorded forward pass, which may have been computed in lower precision.
 _AS_RECORDED = 0.1
+
+_PUT_OUTSIDE = ", or set its dropout to zero and put an nn.Dropout before or behind the module"
 
 _warned: set[tuple[type[nn.Module], str]] = set()
 
@@ -60,15 +66,32 @@ class FallbackRule(Rule[nn.Module]):
             return {name: p.new_zeros(0, *p.shape) for name, p in trained.items()}
         with left_as_it_was(self.module):
             run = Rerun(self.module, x, len(dA), self.dtype)
-            gradients, alone = self._alone(run, trained, rest, dA.to(self.dtype))
-            together = run.together(trained, rest)
-        recorded = together if x.output is None or x.output.dtype != self.dtype else x.output
+            try:
+                together = run.together(trained, rest)
+                gradients, alone = self._alone(run, trained, rest, dA.to(self.dtype))
+            except CannotRepeatError as error:
+                raise RuntimeError(f"{self._name} was run again, but {error}{_PUT_OUTSIDE}") from error
+        if x.random_state is not None:
+            if x.output is None:
+                raise RuntimeError(
+                    f"{self._name} draws random numbers, and whether it drew the same when it was run again cannot be "
+                    f"told because its output was changed in place: leave it as it is{_PUT_OUTSIDE}"
+                )
+            recorded = x.output.to(self.dtype)
+        else:
+            recorded = together if x.output is None or x.output.dtype != self.dtype else x.output
         differ = _differ(alone, together, _ALONE) | _differ(alone, recorded, _AS_RECORDED)
         if int(differ.sum()) > max(1, len(differ) // 8):
             if getattr(self.module, "batch_first", True) is False:
                 raise RuntimeError(
                     f"{self._name} was made with batch_first=False, so samples are not in the first dimension of its "
                     "input: make it with batch_first=True, and give it (samples, steps, features)"
+                )
+            if x.random_state is not None:
+                raise RuntimeError(
+                    f"{self._name} draws random numbers, and those of a sample could not be told from the others of "
+                    "its batch when it was run again: let its dropout act on tensors with samples in the first "
+                    f"dimension{_PUT_OUTSIDE}"
                 )
             raise RuntimeError(
                 f"{self._name} gives a sample another output when it is run again, alone, than in its batch: it mixes "
@@ -94,10 +117,10 @@ class FallbackRule(Rule[nn.Module]):
     def _alone(self, run: Rerun, trained: NamedTensors, rest: NamedTensors, dA: Tensor) -> tuple[NamedTensors, Tensor]:
         try:
             return run.side_by_side(trained, rest, dA)
-        except NotPerSampleError:
+        except (NotPerSampleError, CannotRepeatError):
             raise
         except Exception as error:  # all that a module may do and torch.func cannot
-            if "random" in str(error):
+            if "random" in str(error) and not run.draws:
                 raise RuntimeError(
                     f"{self._name} draws random numbers in its forward pass, so running it again gives another result: "
                     "move its dropout into an nn.Dropout of the model, or set it to zero"
@@ -105,7 +128,7 @@ class FallbackRule(Rule[nn.Module]):
         # Not within the handler: torch's message has the realised batch size in it, which is private.
         try:
             result = run.one_by_one(trained, rest, dA)
-        except NotPerSampleError:
+        except (NotPerSampleError, CannotRepeatError):
             raise
         except Exception as error:
             raise RuntimeError(

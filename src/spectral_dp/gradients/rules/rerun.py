@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.rules.draws import Draws, GivenDraws
 
 NamedTensors = dict[str, Tensor]
 
@@ -34,36 +35,61 @@ class Rerun:
         dtype: What to compute in.
 
     The methods take the parameters that are trained, by name, and the rest of the module's state: other parameters, and
-    buffers, which a run may write.
+    buffers, which a run may write. A call that drew random numbers is first run :meth:`together`.
     """
 
     def __init__(self, module: nn.Module, call: Call, samples: int, dtype: torch.dtype) -> None:
         self._module = _WithoutHooks(module)
         self._samples = samples
+        self._random_state = call.random_state
+        self._drawn: list[Tensor] | None = None
         self._leaves, self._structure = tree_flatten((call.args, dict(call.kwargs)))
         self._is_batched = [isinstance(v, Tensor) and v.ndim > 0 and len(v) == samples for v in self._leaves]
         self._leaves = [_prepared(v, dtype) for v in self._leaves]
         self._inputs = [v for v, is_batched in zip(self._leaves, self._is_batched, strict=True) if is_batched]
 
+    @property
+    def draws(self) -> bool:
+        """Whether the recorded call drew random numbers."""
+        return self._random_state is not None
+
     def together(self, trained: NamedTensors, rest: NamedTensors) -> Tensor:
-        """Output of the whole batch."""
-        return self._forward(trained, _copies(rest), self._inputs)
+        """Output of the whole batch, with the random numbers that the recorded forward pass drew."""
+        if self._random_state is None:
+            return self._forward(trained, _copies(rest), self._inputs)
+        draws = Draws()
+        with self._random_state.replayed(), draws:
+            output = self._forward(trained, _copies(rest), self._inputs)
+        self._drawn = draws.drawn
+        return output
 
     def side_by_side(self, trained: NamedTensors, rest: NamedTensors, dA: Tensor) -> tuple[NamedTensors, Tensor]:
         """Per-sample gradients of ``<output, dA>`` and the outputs of each sample alone, all at once."""
-        return vmap(grad(self._of_sample, has_aux=True), in_dims=(None, None, 0, 0))(trained, rest, self._inputs, dA)
+        randomness = "error" if self._drawn is None else "different"
+        of_each = vmap(grad(self._of_sample, has_aux=True), in_dims=(None, None, 0, 0), randomness=randomness)
+        with self._given_again(None):
+            return of_each(trained, rest, self._inputs, dA)
 
     def one_by_one(self, trained: NamedTensors, rest: NamedTensors, dA: Tensor) -> tuple[NamedTensors, Tensor]:
         """The same in a loop with plain autograd, which runs what ``torch.func`` cannot."""
         rows = []
         for b in range(self._samples):
             parameters = {name: p.clone().requires_grad_() for name, p in trained.items()}
-            with torch.enable_grad():
+            with torch.enable_grad(), self._given_again(b):
                 value, output = self._of_sample(parameters, _copies(rest), [v[b] for v in self._inputs], dA[b])
                 gradients = torch.autograd.grad(value, list(parameters.values()), materialize_grads=True)
             rows.append((*gradients, output.detach()))
         *columns, outputs = (torch.stack(column) for column in zip(*rows, strict=True))
         return dict(zip(trained, columns, strict=True)), outputs
+
+    @contextmanager
+    def _given_again(self, sample: int | None) -> Iterator[None]:
+        """What the batch drew is given again, to each sample its own part; the generators are left as they are."""
+        if self._drawn is None or self._random_state is None:
+            yield
+            return
+        with self._random_state.replayed(), GivenDraws(self._drawn, self._samples, sample):
+            yield
 
     def _of_sample(
         self, trained: NamedTensors, rest: NamedTensors, inputs: list[Tensor], dA_b: Tensor
