@@ -10,7 +10,19 @@
 
 from spectral_dp.gradients.compatibility import find_problems, fix, validate
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
-from spectral_dp.gradients.rules import attention, block_circulant, conv, embedding, linear, normalization, recurrent  # noqa: F401 - register rules
+from spectral_dp.gradients.rules import (  # noqa: F401 - register rules
+    activation,
+    attention,
+    block_circulant,
+    conv,
+    conv3d,
+    conv_transposed,
+    embedding,
+    linear,
+    normalization,
+    recurrent,
+    scaled_norms,
+)
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule
 from spectral_dp.gradients.rules.rule import GhostRule, Rule

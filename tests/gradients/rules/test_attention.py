@@ -1,18 +1,16 @@
 """``nn.MultiheadAttention`` and the transformers made of it, against a loop over samples in float64."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.hostile import worst_move
 from tests.support.recorded_models import check_losses
 from torch import nn
 
 from spectral_dp.gradients import ModelGradients
 from spectral_dp.gradients.rules.attention import AttentionRule
 from spectral_dp.gradients.rules.fallback import FallbackRule
-from spectral_dp.mechanism.clipping import clip_factors
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask is deprecated")
 
@@ -218,35 +216,14 @@ def test_an_unbatched_sample_is_refused():
     gradients.remove()
 
 
-def worst_move():
-    """How far one hostile record moves the clipped sums, in bounds."""
-    worst = 0.0
-    for seed in range(3):
-        torch.manual_seed(seed)
-        model = nn.MultiheadAttention(6, 2, batch_first=True)
-        gradients = ModelGradients(model)
-
-        def release(x):
-            model(x, x, x)[0].square().sum().backward()
-            recorded = gradients.take()
-            c = clip_factors(recorded.squared_norms().sum(0).sqrt(), 0.7)
-            return torch.cat([v.double().flatten() for v in recorded.clipped_sums(c).values()])
-
-        base, x = torch.randn(2, 12, 6), torch.randn(1, 12, 6)
-        nan, inf = x.clone(), x.clone()
-        nan[0, 3, 2], inf[0, 5, 1] = math.nan, math.inf
-        cancelling = torch.cat([x[:, :6], -x[:, :6]], dim=1) * 1e3
-        before = release(base)
-        for record in (x, x * 1e6, x * 1e18, x * 1e30, 0 * x, torch.ones_like(x) * 1e4, cancelling, nan, inf):
-            after = release(torch.cat([base, record]))
-            assert bool(after.isfinite().all())
-            worst = max(worst, float((after - before).norm()) / 0.7)
-        gradients.remove()
-    return worst
+def move():
+    return worst_move(
+        lambda: nn.MultiheadAttention(6, 2, batch_first=True), 12, 6, outputs=lambda model, x: model(x, x, x)[0]
+    )
 
 
 def test_no_record_moves_the_sums_further_than_the_bound():
-    assert 0.5 < worst_move() <= 1 + 1e-5
+    assert 0.5 < move() <= 1 + 1e-5
 
 
 def test_control_norms_of_tokens_added_up_are_caught(monkeypatch):
@@ -254,4 +231,4 @@ def test_control_norms_of_tokens_added_up_are_caught(monkeypatch):
         "spectral_dp.gradients.rules.dense_maps.token_norms",
         lambda x, dA: (x.square().sum(2) * dA.square().sum(2)).sum(1),
     )
-    assert worst_move() > 1.2
+    assert move() > 1.2

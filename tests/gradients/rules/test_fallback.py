@@ -174,7 +174,7 @@ class TestHooks:
 
     def test_control_a_hook_that_runs_twice_is_caught(self, monkeypatch):
         monkeypatch.setattr(
-            rerun_module._WithoutHooks, "forward", lambda self, args, kwargs: self.module(*args, **kwargs)
+            rerun_module.WithoutHooks, "forward", lambda self, args, kwargs: self.module(*args, **kwargs)
         )
         with pytest.raises(RuntimeError, match="another output"):
             self.test_of_the_module_itself()
@@ -488,6 +488,11 @@ def attention_dropout(x):
     return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5).flatten(1)
 
 
+def attention_beside_dropout(x):
+    q = x.unflatten(1, (2, 3))[:, None]
+    return F.dropout(F.scaled_dot_product_attention(q, q, q).flatten(1), 0.5)
+
+
 def attention_of_folded_heads(x):
     q = x.view(-1, 3, 1)  # two heads of a sample side by side
     return (F.dropout((q @ q.mT).softmax(2), 0.5) @ q).view(-1, 6)
@@ -506,6 +511,7 @@ class TestDropout:
         lambda x: x * torch.bernoulli(torch.full_like(x, 0.5)),
         lambda x: torch.native_dropout(x, 0.5, True)[0],  # what GPUs do
         attention_dropout,
+        attention_beside_dropout,
         attention_of_folded_heads,
     )
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.hostile import worst_move
 from tests.support.recorded_models import check_losses
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -15,7 +16,6 @@ from spectral_dp.gradients import ModelGradients
 from spectral_dp.gradients.rules import recurrent
 from spectral_dp.gradients.rules.recurrent import RecurrentRule
 from spectral_dp.gradients.uses import Recorded
-from spectral_dp.mechanism.clipping import clip_factors
 
 KINDS = {
     "lstm": nn.LSTM,
@@ -191,41 +191,13 @@ def test_an_unbatched_sequence_is_refused():
     gradients.remove()
 
 
-def hostile_sequences():
-    x = torch.randn(1, 12, 6)
-    nan, inf = x.clone(), x.clone()
-    nan[0, 3, 2], inf[0, 5, 1] = math.nan, math.inf
-    cancelling = torch.cat([x[:, :6], -x[:, :6]], dim=1)
-    return [x, x * 1e6, x * 1e18, x * 1e30, 0 * x, torch.ones_like(x) * 1e4, cancelling * 1e3, nan, inf]
-
-
-def worst_move(make):
-    """How far one hostile record moves the clipped sums, in bounds."""
-    worst = 0.0
-    for seed in range(3):
-        torch.manual_seed(seed)
-        model = make()
-        gradients = ModelGradients(model)
-
-        def release(x):
-            model(x)[0].square().sum().backward()
-            recorded = gradients.take()
-            c = clip_factors(recorded.squared_norms().sum(0).sqrt(), 0.7)
-            return torch.cat([v.double().flatten() for v in recorded.clipped_sums(c).values()])
-
-        base = torch.randn(2, 12, 6)
-        before = release(base)
-        for record in hostile_sequences():
-            after = release(torch.cat([base, record]))
-            assert bool(after.isfinite().all())
-            worst = max(worst, float((after - before).norm()) / 0.7)
-        gradients.remove()
-    return worst
+def move_of(make):
+    return worst_move(make, 12, 6, outputs=lambda model, x: model(x)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_record_moves_the_sums_further_than_the_bound(kind):
-    assert 0.5 < worst_move(lambda: KINDS[kind](6, 5, batch_first=True, bidirectional=True)) <= 1 + 1e-5
+    assert 0.5 < move_of(lambda: KINDS[kind](6, 5, batch_first=True, bidirectional=True)) <= 1 + 1e-5
 
 
 def test_control_norms_of_steps_added_up_are_caught(monkeypatch):
@@ -234,7 +206,7 @@ def test_control_norms_of_steps_added_up_are_caught(monkeypatch):
         "spectral_dp.gradients.rules.dense_maps.token_norms",
         lambda x, dA: (x.square().sum(2) * dA.square().sum(2)).sum(1),
     )
-    assert worst_move(lambda: nn.RNN(6, 5, batch_first=True)) > 1.2
+    assert move_of(lambda: nn.RNN(6, 5, batch_first=True)) > 1.2
 
 
 def test_control_gates_of_another_order_are_caught(monkeypatch):

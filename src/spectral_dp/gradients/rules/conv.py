@@ -12,6 +12,7 @@ paper's Algorithm 2 filters on the plane of the padded input instead; see ``conv
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from spectral_dp.gradients.rules.registry import register_rule
 from spectral_dp.gradients.rules.rule import GhostRule
 
 
-class KernelConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
+class KernelConvRule(GhostRule[Any]):
     """The rule of ``nn.Conv1d`` and ``nn.Conv2d``. Filtered ``weight`` coefficients are ``(Co, Ci/groups, M)``."""
 
     def coordinate_shape(self) -> tuple[int, ...]:

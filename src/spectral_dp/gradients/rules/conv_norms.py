@@ -26,6 +26,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from spectral_dp.gradients.norms import PIECE, gram_matrices, rounded_up
 from spectral_dp.gradients.sums import in_chunks, weigh
@@ -263,7 +264,7 @@ def padded_size(module: nn.Conv1d | nn.Conv2d, size: Sequence[int]) -> tuple[int
     return tuple(n + before_after[2 * i] + before_after[2 * i + 1] for i, n in enumerate(size))
 
 
-def check_batched(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> None:
+def check_batched(module: _ConvNd, x: Tensor) -> None:
     """Raises ``ValueError`` if the input has no dimension for samples, although torch allows that."""
     if x.ndim != len(module.kernel_size) + 2:
         raise ValueError(f"{type(module).__name__} was called with one unbatched sample {tuple(x.shape)}: add x[None]")

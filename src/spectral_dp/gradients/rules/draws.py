@@ -7,6 +7,7 @@ again in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Draws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _draws(func):
+        if _draws(func, args, kwargs or {}):
             self.drawn.append((result[1] if _is_fused(func) else result).detach().clone())
         return result
 
@@ -67,7 +68,7 @@ class GivenDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not _draws(func):
+        if not _draws(func, args, kwargs or {}):
             return result
         drawn = next(self._drawn, None)
         if drawn is None:
@@ -90,8 +91,12 @@ class GivenDraws(TorchDispatchMode):
         raise CannotRepeatError("it drew another number of random numbers alone than in its batch")
 
 
-def _draws(func: Any) -> bool:
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    given |= dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    if given.get("dropout_p") == 0:  # an attention that could have dropout
         return False
     name = func.overloadpacket.__name__
     if name not in _PURE and not _is_fused(func):

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from spectral_dp.gradients.norms import bias_norms, token_norms, transform_error
 from spectral_dp.gradients.rules.layer_config import LayerConfig
-from spectral_dp.gradients.rules.registry import register_rule
+from spectral_dp.gradients.rules.registry import register_rule, register_rule_by_name
 from spectral_dp.gradients.rules.rule import GhostRule
 from spectral_dp.gradients.sums import as_tokens, merge_tokens, over_tokens, weigh
 
@@ -91,3 +92,27 @@ class LinearRule(GhostRule[nn.Linear]):
             return None
         largest = max(float(self.gains.pre.max()), 1.0)
         return transform_error(self.gains.pre.numel(), x.dtype) * largest * torch.linalg.vector_norm(x, dim=2)
+
+
+@register_rule_by_name(r"transformers\.pytorch_utils\.Conv1D", parameters=["weight", "bias"])
+class TransposedLinearRule(LinearRule):
+    """Rule of the ``Conv1D`` of GPT-2, a dense layer whose weight is stored as ``(n, m)``."""
+
+    def __init__(self, module: nn.Module, config: LayerConfig) -> None:
+        if config.input_layout is not None:
+            raise ValueError("an input layout is for nn.Linear: leave it out for this layer")
+        super().__init__(cast(nn.Linear, module), config)
+
+    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        x, dA = self._tokens(x, dA)
+        sums = {}
+        if self.trains("weight"):
+            left, right = weigh(x, dA, c)
+            sums["weight"] = left.flatten(0, 1).T @ right.flatten(0, 1)
+        if self.trains("bias"):
+            sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
+        return sums
+
+    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        out = super().form(x, dA)
+        return out | {name: z.mT for name, z in out.items() if name == "weight"}

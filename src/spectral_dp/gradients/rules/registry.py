@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from spectral_dp.gradients.rules.rule import Rule
 
 _RULES: dict[type[nn.Module], Callable[[Any, LayerConfig], Rule[Any]]] = {}
 _KINDS: dict[type[nn.Module], tuple[Behaviour, frozenset[str] | None]] = {}
+_NAMED: list[tuple[re.Pattern[str], Callable[[Any, LayerConfig], Rule[Any]], tuple[str, ...]]] = []
 RuleType = TypeVar("RuleType", bound=Callable[[Any, LayerConfig], Rule[Any]])
 
 
@@ -41,17 +43,45 @@ def register_rule(
     return decorate
 
 
+def register_rule_by_name(pattern: str, *, parameters: Iterable[str]) -> Callable[[RuleType], RuleType]:
+    """Registers a rule for kinds of layer of packages that are not imported, by where their classes stand.
+
+    Args:
+        pattern: Regular expression for all of ``module.Class``.
+        parameters: As of :func:`register_rule`.
+    """
+
+    def decorate(rule: RuleType) -> RuleType:
+        _NAMED.append((re.compile(pattern), rule, tuple(parameters)))
+        return rule
+
+    return decorate
+
+
 def find_rule(module: nn.Module) -> Callable[[Any, LayerConfig], Rule[Any]] | None:
     """Returns the rule of a layer, or None if there is none or the layer differs from what the rule is for."""
-    kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
+    kind = _kind_of(module)
     return None if kind is None or differences(module) else _RULES[kind]
 
 
 def differences(module: nn.Module) -> list[str]:
     """Returns how a layer differs from the kind that has a rule: names that it overrides, parameters that it adds."""
-    kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
+    kind = _kind_of(module)
     if kind is None:
         return []
     expected, names = _KINDS[kind]
     own = (name for name, parameter in module._parameters.items() if parameter is not None)
     return overrides(module, expected) + [name for name in own if names is not None and name not in names]
+
+
+def _kind_of(module: nn.Module) -> type[nn.Module] | None:
+    """The first class of a layer that has a rule; one that is known by its name is registered when it is first met."""
+    for kind in type(module).__mro__:
+        if kind not in _RULES and issubclass(kind, nn.Module):
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            for pattern, rule, parameters in _NAMED:
+                if pattern.fullmatch(name):
+                    register_rule(kind, parameters=parameters)(rule)
+        if kind in _RULES:
+            return kind
+    return None

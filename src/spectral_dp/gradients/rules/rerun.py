@@ -39,7 +39,7 @@ class Rerun:
     """
 
     def __init__(self, module: nn.Module, call: Call, samples: int, dtype: torch.dtype) -> None:
-        self._module = _WithoutHooks(module)
+        self._module = WithoutHooks(module)
         self._samples = samples
         self._random_state = call.random_state
         self._drawn: list[Tensor] | None = None
@@ -110,7 +110,7 @@ class Rerun:
         return next(t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
 
 
-class _WithoutHooks(nn.Module):
+class WithoutHooks(nn.Module):
     """A module without the hooks on itself: what was recorded is its input after them, and its output before them.
 
     Forward pre-hooks still run, for what they do to the module (``weight_norm`` computes its weight in one). What they

@@ -1,0 +1,66 @@
+"""Root mean square norms that a model computes by hand, as those of Llama, T5 and Gemma: ``y = w x^`` or ``(1 + w) x^``.
+
+    x^ = x / sqrt(mean(x²) + eps)      g_b = sum over positions of dA * x^
+
+They are known by their names, of which there are many, and a name proves nothing. So each layer is run once on made-up
+numbers with made-up weights when its rule is made; one that computes anything else has no rule.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from spectral_dp.gradients.rules.fallback import FallbackRule
+from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.registry import register_rule_by_name
+from spectral_dp.gradients.rules.rerun import WithoutHooks, left_as_it_was
+from spectral_dp.gradients.rules.rule import Rule
+
+
+class ScaledNormRule(Rule[nn.Module]):
+    """Rule of these norms; coefficients have the weight's shape, unfiltered."""
+
+    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        if not self.trains("weight"):
+            return {}
+        z = dA.to(self.dtype) * _normalised(self.module, x.to(self.dtype))
+        return {"weight": z.flatten(1, -2).sum(1) if z.ndim > 2 else z}
+
+
+@register_rule_by_name(r".*RMSNorm|.*\bT5LayerNorm", parameters=["weight"])
+def scaled_norm_rule(module: nn.Module, config: LayerConfig) -> ScaledNormRule | FallbackRule:
+    """The rule of a norm that computes what its name says; the fallback for any other."""
+    return (ScaledNormRule if _is_one(module) else FallbackRule)(module, config)
+
+
+def _eps(module: nn.Module) -> float | None:
+    return next((getattr(module, n) for n in ("variance_epsilon", "eps", "epsilon") if hasattr(module, n)), None)
+
+
+def _normalised(module: nn.Module, x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=_eps(module))
+
+
+def _is_one(module: nn.Module) -> bool:
+    """Whether the layer gives ``w x^`` or ``(1 + w) x^`` of numbers of several sizes, to the precision it has."""
+    names, weight = [name for name, _ in module.named_parameters()], getattr(module, "weight", None)
+    if names != ["weight"] or weight.ndim != 1 or not isinstance(_eps(module), float) or list(module.children()):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    w, x = (torch.randn(n, len(weight), generator=generator, dtype=torch.float64) for n in (1, 8))
+    x = x * torch.tensor([1e-4, 1e-2, 1.0, 1e2]).double().repeat(2)[:, None]
+    w, x = w[0].to(weight), x.view(2, 4, -1).to(weight)
+    try:
+        with torch.no_grad(), left_as_it_was(module):
+            y = functional_call(WithoutHooks(module), {"module.weight": w}, ((x,), {}))
+    except Exception:  # it takes other arguments
+        return False
+    expected = _normalised(module, x.double()) * w.double()
+    tolerance = 16 * max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps)
+    return isinstance(y, Tensor) and any(
+        y.shape == other.shape and torch.allclose(y.double(), other, rtol=tolerance, atol=tolerance)
+        for other in (expected, expected + _normalised(module, x.double()))
+    )
