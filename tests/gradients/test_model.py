@@ -369,14 +369,16 @@ class TestFallback:
         model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double().eval()
         check(model, images())
 
-    def test_randomness_is_refused(self):
+    def test_randomness_that_cannot_be_repeated_is_refused(self):
+        """A generator of the module's own; what the default ones draw is given again (see ``test_fallback.py``)."""
+
         class Noisy(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.weight = nn.Parameter(torch.ones(6))
+                self.weight, self.generator = nn.Parameter(torch.ones(6)), torch.Generator()
 
             def forward(self, x):
-                return F.dropout(x * self.weight, 0.5)
+                return x * self.weight * torch.bernoulli(torch.full_like(x, 0.5), generator=self.generator)
 
         with pytest.raises(RuntimeError, match=r"nn\.Dropout"):
             run(nn.Sequential(Noisy()).double(), images())

@@ -85,5 +85,5 @@ def check_losses(model, losses, *inputs, draws=False, tolerance=TOLERANCE):
     largest = max(float(z.abs().max()) for z in expected.values())  # some gradients are zero but for rounding
     for name, p in parameters.items():
         total = torch.tensordot(c.to(p.dtype), expected[name], dims=1)
-        assert float((sums[p] - total).abs().max()) < tolerance * max(float(total.abs().max()), 1e-3 * largest), name
+        assert float((sums[p] - total).abs().max()) <= tolerance * max(float(total.abs().max()), 1e-3 * largest), name
     return batch

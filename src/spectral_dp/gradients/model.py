@@ -67,7 +67,7 @@ class ModelGradients:
         _check_covered(model, self._owners)
         self.state = StateGuard(model)
         self._rules = {layer.rule.module: layer.rule for layer in layers}
-        self._recorder = Recorder(
+        self._recorder: Recorder[Use] = Recorder(
             {module: rule.parameters().values() for module, rule in self._rules.items()},
             self._condense(),
             with_output={module for module, rule in self._rules.items() if rule.needs_output},

@@ -116,7 +116,7 @@ def test_dropout_is_that_of_the_forward_pass(need_weights, cross, batch_first, m
 def test_control_a_second_draw_is_refused(monkeypatch):
     monkeypatch.setattr("spectral_dp.gradients.recording.random_state.RandomState._restore", lambda self: None)
     model = Attending(nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), 3).double()
-    with pytest.raises(RuntimeError, match="drew other random numbers"):
+    with pytest.raises(RuntimeError, match=r"another output.*drew other random numbers"):
         check_losses(model, losses, *batch(6), draws=True)
 
 
@@ -204,6 +204,24 @@ def test_an_exchanged_part_is_not_of_the_kind():
     with pytest.warns(UserWarning, match="no rule for"):
         gradients = ModelGradients(attention)
     assert isinstance(gradients.blocks[0][0].rule, FallbackRule)
+    gradients.remove()
+
+
+def test_an_empty_batch_has_zero_sums():
+    model = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+    gradients = ModelGradients(model)
+    x = torch.randn(0, 3, 4)
+    model(x, x, x)[0].sum().backward()
+    sums = gradients.take().clipped_sums(torch.ones(0))
+    gradients.remove()
+    assert all(not bool(value.any()) for value in sums.values())
+
+
+def test_a_mask_of_padding_that_needs_a_gradient_is_refused():
+    model, x = nn.MultiheadAttention(4, 2, batch_first=True), torch.randn(2, 3, 4)
+    gradients = ModelGradients(model)
+    with pytest.raises(RuntimeError, match="detach it"):
+        model(x, x, x, key_padding_mask=torch.randn(2, 3, requires_grad=True))[0].sum().backward()
     gradients.remove()
 
 

@@ -106,7 +106,7 @@ class Recorder(Generic[Kept]):
     def __init__(
         self,
         watched: Mapping[nn.Module, Iterable[nn.Parameter]],
-        condense: Callable[[nn.Module, Call, Any], Kept],
+        condense: Callable[[nn.Module, Call, Any], Kept | TakenOver],
         with_output: Collection[nn.Module] = (),
         taken_over: Collection[nn.Module] = (),
     ) -> None:
@@ -211,12 +211,9 @@ class Recorder(Generic[Kept]):
         no_side_outputs = {v: v for v in inputs}
         is_taken_over = module in self._taken_over
         if is_taken_over:
-            outputs = _Detour.apply(
-                lambda dA: capture(dA),
-                len(tensors),
-                *(leaves[i].detach() for i in tensors),
-                *([v for v in inputs if v.requires_grad] or [_anchor(leaves[tensors[0]])]),
-            )
+            outputs = [leaves[i].detach() for i in tensors]
+            needed = [v for v in inputs if v.requires_grad] or [_anchor(outputs[0])]
+            outputs = _Detour.apply(lambda dA: capture(dA), len(tensors), *outputs, *needed)  # type: ignore[no-untyped-call]
         for k, i in enumerate(tensors):
             output = leaves[i]
             no_side_outputs[output] = leaves[i] = outputs[k] if is_taken_over else _hookable(output)
@@ -250,20 +247,30 @@ class Recorder(Generic[Kept]):
             if output is not None and output._version == output_version:
                 call = call._replace(output=output)
             backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
-            call, found = _detached(call), []
+            call = _detached(call)
+            found: list[Tensor | None] = []
+            kept: Any
             if is_taken_over:
                 detached = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
                 ids = [id(v) for v, own in zip(detached, inputs, strict=True) if own.requires_grad]
-                kept, input_gradients = recorder._condense(module, call, OutputGradients(tuple(dA), frozenset(ids)))
-                by_input = {id(v): gradient for v, gradient in input_gradients}
+                taken_over: Any = recorder._condense(module, call, OutputGradients(tuple(dA), frozenset(ids)))
+                kept, by_input = taken_over.kept, {id(v): gradient for v, gradient in taken_over.input_gradients}
+                if not by_input.keys() >= set(ids):
+                    raise RuntimeError(
+                        f"{name} was given a tensor that needs a gradient, such as a mask of padding, where its rule "
+                        "computes none: detach it"
+                    )
                 found = [by_input[key] for key in ids]
             else:
                 kept = recorder._condense(module, call, dA.detach())
             recorder._captures.setdefault(module, []).append(Capture(kept, backward_pass))
             return found
 
+        def only_capture(dA: Tensor) -> None:
+            capture(dA)
+
         if not is_taken_over:
-            first.register_hook(lambda dA: None if capture(dA) else None)  # the gradient stays what it is
+            first.register_hook(only_capture)
         return tree_unflatten(leaves, structure)
 
 
@@ -279,8 +286,8 @@ def _hookable(tensor: Tensor) -> Tensor:
 def _refuse(what: str) -> Callable[[Tensor], None]:
     def refuse(_: Tensor) -> None:
         raise RuntimeError(
-            f"the loss depends {what}, whose gradient is not recorded: use the first output only (of an LSTM: "
-            "out[:, -1] rather than h), compute auxiliary losses from it outside of the module, or register a rule"
+            f"the loss depends {what}, whose gradient is not recorded: use the first output only, "
+            "compute auxiliary losses from it outside of the module, or register a rule"
         )
 
     return refuse

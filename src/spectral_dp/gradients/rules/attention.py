@@ -29,8 +29,17 @@ from spectral_dp.gradients.rules.same_output import check_same_output
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 _PARAMETERS = frozenset(
-    ["in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "bias_k", "bias_v"]
-    + ["out_proj.weight", "out_proj.bias"]
+    [
+        "in_proj_weight",
+        "q_proj_weight",
+        "k_proj_weight",
+        "v_proj_weight",
+        "in_proj_bias",
+        "bias_k",
+        "bias_v",
+        "out_proj.weight",
+        "out_proj.bias",
+    ]
 )
 
 
@@ -125,10 +134,9 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
 
     def _check(self, call: Call, context: Tensor) -> None:
         """With dropout every time, otherwise once: the second run must give the output of the first."""
-        is_known = call.output is not None and call.output.dtype == self.dtype
-        if call.random_state is None and (self._is_checked or not is_known):
+        if call.random_state is None and (self._is_checked or call.output is None):
             return
-        recorded = self._samples_first(call.output) if is_known and call.output is not None else None
+        recorded = None if call.output is None else self._batch_first(call.output)
         out = F.linear(context, self._weight("out_proj.weight"), self._value("out_proj.bias"))
         check_same_output(self.module, out, recorded)
         self._is_checked = True
@@ -140,7 +148,7 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
     def _maps(
         self, inputs: tuple[Tensor, ...], inner: Inner, context: Tensor, dout: Tensor, found: list[Tensor]
     ) -> DenseMaps:
-        names = ("in_proj_weight",) * 3 if self._is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        names = [f"{name}_proj_weight" for name in ("in in in" if self._is_packed else "q k v").split()]
         biases = () if self.module.in_proj_bias is None else ("in_proj_bias",)
         if self._is_packed and _are_one(inputs):
             names, inputs, found_maps = names[:1], inputs[:1], [torch.cat(found[:3], dim=2)]
@@ -183,7 +191,10 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
     def _samples_first(self, t: Tensor) -> Tensor:
         if t.ndim != 3:
             raise ValueError("MultiheadAttention was called with one unbatched sample: add x[None]")
-        return (t if self.module.batch_first else t.transpose(0, 1)).to(self.dtype)
+        return self._batch_first(t).to(self.dtype)
+
+    def _batch_first(self, t: Tensor) -> Tensor:
+        return t if self.module.batch_first else t.transpose(0, 1)
 
 
 @register_rule(nn.MultiheadAttention)

@@ -16,17 +16,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Operations whose result is nothing but random numbers. Others mix them with data, so they cannot be given again.
 _PURE = frozenset(
-    ["bernoulli", "bernoulli_", "rand", "rand_like", "randn", "randn_like", "randint", "randint_like"]
-    + [
+    [
+        "bernoulli",
+        "bernoulli_",
+        "rand",
+        "rand_like",
+        "randn",
+        "randn_like",
+        "randint",
+        "randint_like",
+        "random",
+        "random_",
         "uniform",
         "uniform_",
         "normal",
         "normal_",
+        "normal_functional",
         "exponential",
         "exponential_",
-        "random",
-        "random_",
-        "normal_functional",
     ]
 )
 
@@ -43,7 +50,7 @@ class Draws(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.drawn: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,7 +70,7 @@ class GivenDraws(TorchDispatchMode):
     """
 
     def __init__(self, drawn: list[Tensor], samples: int, sample: int | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._drawn, self._samples, self._sample = iter(drawn), samples, sample
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

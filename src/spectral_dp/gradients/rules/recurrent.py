@@ -1,4 +1,4 @@
-"""Recurrent layers: ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``. Their gates are dense maps of what came in and of the state.
+"""Recurrent layers: ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``. Their gates are dense maps of what came in and of the state.
 
     x_t      input of a layer at step t             h_t, c_t   its states
     a_t      the gates before their functions       dA_t       gradient of the loss with respect to a_t
@@ -88,8 +88,11 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
             if dA.needs(_data(given["input"])):
                 gradients = [(_data(given["input"]), self._as_given(given["input"], dout))]
             if (hx := given.get("hx")) is not None:
-                dstates = States(*(None if None in some else torch.stack(some) for some in zip(*dinitial, strict=True)))
-                gradients += zip(hx if self.module.mode == "LSTM" else (hx,), dstates, strict=False)
+                if self.module.mode == "LSTM":
+                    gradients += [(hx[0], torch.stack([s.h for s in dinitial]))]
+                    gradients += [(hx[1], torch.stack([s.c for s in dinitial if s.c is not None]))]
+                else:
+                    gradients += [(hx, torch.stack([s.h for s in dinitial]))]
         return DenseMaps(tuple(maps), {}), gradients
 
     def _layer(
@@ -136,7 +139,8 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
                     mask = F.dropout(torch.ones_like(_data(x)), module.dropout)
                     x, mask = _with_data(x, _data(x) * mask), _padded(_with_data(x, mask))
                 inputs.append(LayerInput(_padded(x), mask))
-                is_known = recorded is not None and layer == module.num_layers - 1 and not masks_differ
+                is_top = layer == module.num_layers - 1 and not masks_differ
+                is_known = is_top and recorded is not None and _data(recorded).dtype == self.dtype
                 x = recorded if is_known and recorded is not None else self._run_layer(layer, x, initial)
                 outputs.append(_padded(x))
         if masks_differ:
@@ -146,16 +150,16 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
     def _run_layer(self, layer: int, x: Sequences, initial: States) -> Sequences:
         rows = slice(layer * self._directions, (layer + 1) * self._directions)
         weights = [w for index in range(*rows.indices(len(initial.h))) for w in self._weights(index).values()]
-        is_packed, is_lstm = isinstance(x, PackedSequence), self.module.mode == "LSTM"
-        h, c = initial.h[rows], None if initial.c is None else initial.c[rows]
-        if is_packed and x.sorted_indices is not None:
-            h, c = (None if t is None else t.index_select(1, x.sorted_indices) for t in (h, c))
-        start: Any = (h, c) if is_lstm else h
-        arguments = (weights, self.module.bias, 1, 0.0, False, self.module.bidirectional)
-        native = _NATIVE[self.module.mode]
-        if is_packed:
-            return _with_data(x, native(x.data, x.batch_sizes, start, *arguments)[0])
-        return native(x, start, *arguments, False)[0]
+        start = [states[rows] for states in initial if states is not None]
+        if isinstance(x, PackedSequence) and x.sorted_indices is not None:
+            start = [states.index_select(1, x.sorted_indices) for states in start]
+        states: Any = start if self.module.mode == "LSTM" else start[0]
+        options = (weights, self.module.bias, 1, 0.0, False, self.module.bidirectional)
+        native: Any = _NATIVE[self.module.mode]
+        if isinstance(x, PackedSequence):
+            return _with_data(x, native(x.data, x.batch_sizes, states, *options)[0])
+        out: Tensor = native(x, states, *options, False)[0]
+        return out
 
     def _weights(self, index: int) -> dict[str, Tensor]:
         """Of one layer in one direction, by the first part of their names, in the order that torch has them in."""
@@ -202,7 +206,7 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
         return States(h, like.new_zeros(*rows, module.hidden_size, dtype=self.dtype) if module.mode == "LSTM" else None)
 
     def _recorded_output(self, x: Sequences, call: Call) -> Sequences | None:
-        if call.output is None or call.output.dtype != self.dtype:
+        if call.output is None:
             return None
         return _with_data(x, call.output) if isinstance(x, PackedSequence) else self._time_first(call.output)
 

@@ -137,7 +137,8 @@ class LSTMCell(Cell):
             function(gate)
         c = torch.mul(i, g)
         before, c_0 = torch.empty_like(c), initial.c
-        assert c_0 is not None and dfinal.c is not None
+        assert c_0 is not None
+        assert dfinal.c is not None
         for t in range(len(c)):
             before[t] = c_0 if t == 0 else c[t - 1]
             c[t].addcmul_(f[t], before[t])
@@ -174,7 +175,7 @@ class LSTMCell(Cell):
 
 
 class GRUCell(Cell):
-    """``n = tanh(a_in + r a_hn)``, ``h_t = (1 - z) n + z h_{t-1}``: the state's part of ``n`` is multiplied by ``r``."""
+    """``n = tanh(a_in + r a_hn)``, ``h_t = (1 - z) n + z h_{t-1}``: ``r`` multiplies the state's part of ``n``."""
 
     def back(self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None) -> Gates:
         before, H = _before(h, initial.h), h.shape[2]

@@ -1,5 +1,6 @@
-"""Root mean square norms that a model computes by hand, as those of Llama, T5 and Gemma: ``y = w x^`` or ``(1 + w) x^``.
+"""Root mean square norms that a model computes by hand, as those of Llama, T5 and Gemma.
 
+    y = w x^ or (1 + w) x^
     x^ = x / sqrt(mean(x²) + eps)      g_b = sum over positions of dA * x^
 
 They are known by their names, of which there are many, and a name proves nothing. So each layer is run once on made-up
@@ -46,8 +47,15 @@ def _normalised(module: nn.Module, x: Tensor) -> Tensor:
 
 def _is_one(module: nn.Module) -> bool:
     """Whether the layer gives ``w x^`` or ``(1 + w) x^`` of numbers of several sizes, to the precision it has."""
-    names, weight = [name for name, _ in module.named_parameters()], getattr(module, "weight", None)
-    if names != ["weight"] or weight.ndim != 1 or not isinstance(_eps(module), float) or list(module.children()):
+    parameters = dict(module.named_parameters())
+    weight = parameters.get("weight")
+    if (
+        weight is None
+        or len(parameters) > 1
+        or weight.ndim != 1
+        or not isinstance(_eps(module), float)
+        or list(module.children())
+    ):
         return False
     generator = torch.Generator().manual_seed(0)
     w, x = (torch.randn(n, len(weight), generator=generator, dtype=torch.float64) for n in (1, 8))
