@@ -9,7 +9,6 @@ import torch
 from tests.support.oracle import norm_of, relative_error, sample_gradients
 from tests.support.recorded_models import TOLERANCE, Reused, check, images, run, small_cnn
 from torch import nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

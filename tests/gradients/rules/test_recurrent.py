@@ -211,6 +211,18 @@ def test_under_autocast(kind):
     assert torch.allclose(*norms, rtol=0.05)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_an_empty_batch_has_zero_sums(kind, dropout):
+    model = Reader(KINDS[kind](3, 4, 2, bidirectional=True, batch_first=True, dropout=dropout), 4)
+    gradients = ModelGradients(model)
+    loss_on("all")(model, torch.randn(0, 5, 4), torch.zeros(0).long()).sum().backward()
+    recorded = gradients.take()
+    gradients.remove()
+    assert recorded.squared_norms().shape == (2, 0)
+    assert all(not bool(value.any()) for value in recorded.clipped_sums(torch.ones(0)).values())
+
+
 def test_an_unbatched_sequence_is_refused():
     model = nn.LSTM(2, 2)
     gradients = ModelGradients(model)

@@ -3,7 +3,8 @@
     x  (B, ...) token numbers   dA  (B, ..., E)   g_b  (V, E), row v = sum of dA over the positions where x_b = v
 
 If a sample contains a token several times, the gradients are added before the norm is computed. Norms and sums do not
-need a table for each sample. The rows that an ``nn.EmbeddingBag`` adds up, ``y_b = sum_l w_bl E[x_bl]``, get ``w_bl dA_b``.
+need a table for each sample. An ``nn.EmbeddingBag`` adds up rows, ``y_b = sum_l w_bl E[x_bl]``: each of them gets
+``w_bl dA_b``.
 """
 
 from __future__ import annotations
