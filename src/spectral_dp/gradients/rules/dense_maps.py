@@ -92,8 +92,10 @@ class DenseMapsRule(GhostRule[Module]):
                 total = _product(*weigh(each.x, each.dA, c))
                 for (name, _), part in zip(each.weights, total.split(_widths(each), dim=1), strict=True):
                     rows.setdefault(name, []).append(part)
-            for name in each.biases:
-                rows.setdefault(name, []).append(c.to(each.dA.dtype) @ over_tokens(each.dA))
+            if each.biases:
+                bias = c.to(each.dA.dtype) @ over_tokens(each.dA)
+                for name in each.biases:
+                    rows.setdefault(name, []).append(bias)
         sums = {name: weighted_sum(c, z) for name, z in x.formed.items()}
         return sums | {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in rows.items()}
 

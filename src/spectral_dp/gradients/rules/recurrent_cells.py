@@ -146,12 +146,11 @@ class LSTMCell(Cell):
         hidden = o * squashed if self.weight_hr is not None else None
         # What each gate's gradient is a multiple of dc by (i, f, g) or of dh (o), and dc of dh.
         dc_of_dh = o * (1 - squashed.square())
-        slopes = torch.empty_like(a)
-        slopes[..., :H] = g * i * (1 - i)
-        slopes[..., H : 2 * H] = before * f * (1 - f)
-        slopes[..., 2 * H : 3 * H] = i * (1 - g.square())
-        slopes[..., 3 * H :] = squashed * o * (1 - o)
-        keeps, stays = f.contiguous(), None
+        keeps, stays = f.clone(memory_format=torch.contiguous_format), None
+        i_slope, g_slope = g * i * (1 - i), i * (1 - g.square())
+        for gate, slope in ((i, i_slope), (f, before * f * (1 - f)), (g, g_slope), (o, squashed * o * (1 - o))):
+            gate.copy_(slope)
+        slopes = a  # in the place of the gates, which are not needed any more
         if is_there is not None:
             slopes, dc_of_dh, stays = slopes * is_there, dc_of_dh * is_there, 1 - is_there
             keeps = keeps * is_there + stays
