@@ -28,6 +28,7 @@ ROOMS = [
     "training",
     "utils",
     "validators",
+    "integrations",
     "audit",
     "models",
     "data",
