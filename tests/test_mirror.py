@@ -14,6 +14,8 @@ WITHOUT = {"__init__.py", "__main__.py", "_version.py"}
 #: Suites about more than one module.
 CROSS_CUTTING = {
     "benchmarks/test_benchmarks.py",  # the programs beside the package
+    "gradients/rules/test_embedding_bag.py",  # of embedding.py, which has two kinds of layers
+    "gradients/rules/test_transposed_linear.py",  # of linear.py, likewise
     "gradients/test_neighbours.py",  # check B of the privacy proof, through all rules
     "test_architecture.py",  # which room imports which
     "test_cost.py",  # what a step may cost

@@ -22,6 +22,7 @@ from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from spectral_dp.gradients.recording.hooks import Hooks
 from spectral_dp.gradients.recording.random_state import RandomState
 from spectral_dp.gradients.recording.side_outputs import SideOutputs, Stored
 
@@ -135,12 +136,12 @@ class Recorder(Generic[Kept]):
             recorder = this()
             return None if recorder is None else recorder._after(module, args, kwargs, kwargs_and_output[-1])
 
-        self._handles = [
+        handles = [
             # As they are: torch.compile would trace them with the module, and cannot.
             register_module_forward_pre_hook(_disable_dynamo(before)),
             register_module_forward_hook(_disable_dynamo(after), with_kwargs=True, always_call=True),
         ]
-        self._finalizer = weakref.finalize(self, _remove_all, self._handles)
+        self._hooks = Hooks(self, handles)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -164,7 +165,7 @@ class Recorder(Generic[Kept]):
     def remove(self) -> None:
         """Stops watching and forgets everything."""
         _LIVE.discard(self)
-        self._finalizer()
+        self._hooks.remove()
         self.take()
 
     def __enter__(self) -> Recorder[Kept]:
@@ -342,8 +343,3 @@ def _detached(call: Call) -> Call:
 
 def _detached_value(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _remove_all(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()

@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_flatten, tree_map
 
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, fingerprints, has_numbers, held, own_attributes
+from spectral_dp.gradients.recording.hooks import Hooks
 
 
 class StateGuard:
@@ -53,7 +54,11 @@ class StateGuard:
             register_module_forward_pre_hook(_disable_dynamo(enter)),
             register_module_forward_hook(_disable_dynamo(leave), always_call=True),
         ]
-        self.remove = weakref.finalize(self, _remove_all, handles)
+        self._hooks = Hooks(self, handles)
+
+    def remove(self) -> None:
+        """Stops watching."""
+        self._hooks.remove()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -163,8 +168,3 @@ def copied(value: Any) -> Any:
         return leaf.copy() if isinstance(leaf, np.ndarray | set) else leaf
 
     return tree_map(copy_of, value)
-
-
-def _remove_all(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
