@@ -77,10 +77,10 @@ def test_recorded_uses_of_one_layer_are_merged_as_its_kind_can():
     assert_same(together, Formed.added(uses))
 
 
-def test_gradients_that_are_added_are_held_until_the_sum():
+def test_gradients_that_are_added_are_held_until_the_sum(monkeypatch):
     """Several backward passes may be taken at once: each forms its own when its norms are asked for."""
+    monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
     conv = nn.Conv2d(2, 2, 1)
-    conv.weight.requires_grad_(False)  # a bias alone is not formed
     model = nn.Sequential(conv, nn.Tanh(), conv)
     gradients = ModelGradients(model)
     model(torch.randn(3, 2, 4, 4)).sum().backward()

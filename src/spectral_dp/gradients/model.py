@@ -72,6 +72,7 @@ class ModelGradients:
             self._condense(),
             with_output={module for module, rule in self._rules.items() if rule.needs_output},
             taken_over={module for module, rule in self._rules.items() if isinstance(rule, DenseMapsRule)},
+            needs_input=lambda module, rules=self._rules: rules[module].needs_input(),
         )
 
     def _condense(self) -> Callable[[nn.Module, Call, Any], Use | TakenOver]:

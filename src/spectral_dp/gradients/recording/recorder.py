@@ -10,6 +10,7 @@ Nothing is attached to the model. The hooks are process-wide and look modules up
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -102,6 +103,8 @@ class Recorder(Generic[Kept]):
         taken_over: Modules whose backward pass ``condense`` does itself: it gets their :class:`OutputGradients` and
             returns :class:`TakenOver`. A loss that depends on another output than the first of any other module is
             refused.
+        needs_input: Tells of a module whether the tensors that it was called with are needed. Of one that does not need
+            them, only their shapes are kept (as tensors on the meta device).
     """
 
     def __init__(
@@ -110,8 +113,10 @@ class Recorder(Generic[Kept]):
         condense: Callable[[nn.Module, Call, Any], Kept | TakenOver],
         with_output: Collection[nn.Module] = (),
         taken_over: Collection[nn.Module] = (),
+        needs_input: Callable[[nn.Module], bool] = lambda module: True,
     ) -> None:
         self._condense = condense
+        self._needs_input = needs_input
         self._with_output = with_output
         self._taken_over = taken_over
         self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
@@ -120,6 +125,7 @@ class Recorder(Generic[Kept]):
         _LIVE.add(self)
         self._pauses = 0
         self._captures: dict[nn.Module, list[Capture[Kept]]] = {}
+        self._outer: dict[int, int] = {}  # of each backward pass within another one, that other
         self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
         self._sides: dict[nn.Module, SideOutputs] = {}
         self._random_states: dict[nn.Module, RandomState] = {}
@@ -142,6 +148,8 @@ class Recorder(Generic[Kept]):
             register_module_forward_hook(_disable_dynamo(after), with_kwargs=True, always_call=True),
         ]
         self._hooks = Hooks(self, handles)
+        if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+            dynamo.reset()  # what torch.compile has made before calls no hooks, and would give plain gradients
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -159,7 +167,7 @@ class Recorder(Generic[Kept]):
         for alias, value in reversed(self._replaced):
             alias.replace(value)
         self._replaced = []
-        captures, self._captures = self._captures, {}
+        captures, self._captures, self._outer = self._captures, {}, {}
         return captures
 
     def remove(self) -> None:
@@ -180,6 +188,7 @@ class Recorder(Generic[Kept]):
         self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
         trained = tuple(p for p in self._watched[module] if p.requires_grad)
         if trained:
+            _check_called_as_it_is(module, trained)
             self._sides[module] = SideOutputs(module)
             if module in self._with_output:
                 self._random_states[module] = RandomState.now(trained[0].device)
@@ -210,6 +219,8 @@ class Recorder(Generic[Kept]):
             raise TypeError(f"{type(module).__name__} has trained parameters but returned no tensor of real numbers")
         inputs = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
         no_side_outputs = {v: v for v in inputs}
+        if not self._needs_input(module):
+            inputs, call = [], _shapes_of(call)
         is_taken_over = module in self._taken_over
         if is_taken_over:
             outputs = [leaves[i].detach() for i in tensors]
@@ -225,6 +236,7 @@ class Recorder(Generic[Kept]):
         first = leaves[tensors[0]]
         output, output_version = (first.detach() if module in self._with_output else None), first._version
         versions = [v._version for v in inputs]
+        outer = torch._C._current_graph_task_id()  # of activation checkpointing, which runs the module again; else -1
         this = weakref.ref(self)
         # Let go when the backward pass has been here: the graph may live as long as the loss.
         waiting = [(call, inputs, output)]
@@ -234,12 +246,14 @@ class Recorder(Generic[Kept]):
                 if is_taken_over:
                     raise ReferenceError("the recorder that took over this backward pass is gone: keep it until then")
                 return ()
+            if (is_of_inputs_only := _is_of_inputs_only()) and not is_taken_over:
+                return ()
             if not waiting:
                 raise RuntimeError(
                     "a second backward pass through the same graph: run the forward pass again, or add the losses and "
                     "call backward() once"
                 )
-            call, inputs, output = waiting.pop()
+            call, inputs, output = waiting[-1] if is_of_inputs_only else waiting.pop()
             if [v._version for v in inputs] != versions:
                 raise RuntimeError(
                     f"the input of {name} was changed in place after its forward pass, so its per-sample gradients "
@@ -264,7 +278,9 @@ class Recorder(Generic[Kept]):
                 found = [by_input[key] for key in ids]
             else:
                 kept = recorder._condense(module, call, dA.detach())
-            recorder._captures.setdefault(module, []).append(Capture(kept, backward_pass))
+            if not is_of_inputs_only:
+                backward_pass = recorder._outermost(backward_pass, outer)
+                recorder._captures.setdefault(module, []).append(Capture(kept, backward_pass))
             return found
 
         def only_capture(dA: Tensor) -> None:
@@ -273,6 +289,45 @@ class Recorder(Generic[Kept]):
         if not is_taken_over:
             first.register_hook(only_capture)
         return tree_unflatten(leaves, structure)
+
+    def _outermost(self, backward_pass: int, outer: int) -> int:
+        """The backward pass that the user called: reentrant checkpoints run others within it, of the same samples."""
+        if outer not in (-1, backward_pass):
+            self._outer[backward_pass] = outer
+        while backward_pass in self._outer:
+            backward_pass = self._outer[backward_pass]
+        return backward_pass
+
+
+def _check_called_as_it_is(module: nn.Module, trained: Collection[nn.Parameter]) -> None:
+    """What replaces parameters, or runs a module on something else than the batch, has another gradient."""
+    name = type(module).__name__
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            f"{name} has trained parameters and was called within a transform of torch.func (vmap, grad, jvp), where "
+            "its per-sample gradients cannot be recorded: call it on the whole batch outside of the transform, or "
+            "freeze it"
+        )
+    own = {id(p) for p in module.parameters()}
+    if not all(id(p) in own for p in trained):
+        raise RuntimeError(
+            f"the trained parameters of {name} were replaced by other tensors while it was called, as "
+            "torch.func.functional_call does, so its gradient is not that of its own parameters: call the module "
+            "itself, compute its weight by torch.nn.utils.parametrize, or freeze its parameters"
+        )
+
+
+def _is_of_inputs_only() -> bool:
+    """Whether the backward pass is one of ``torch.autograd.grad``, which leaves the parameters without a gradient."""
+    if torch.autograd._is_checkpoint_valid():
+        return False
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a gradient with create_graph=True through the private model, as for a gradient penalty: how the penalty "
+            "depends on the parameters is not recorded. Leave it out, or compute it by a copy of the model whose "
+            "parameters are frozen"
+        )
+    return True
 
 
 def _hookable(tensor: Tensor) -> Tensor:
@@ -343,3 +398,11 @@ def _detached(call: Call) -> Call:
 
 def _detached_value(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
+
+
+def _shapes_of(call: Call) -> Call:
+    def shape_of(value: Any) -> Any:
+        return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
+
+    args, kwargs = tree_map(shape_of, (call.args, dict(call.kwargs)))
+    return call._replace(args=args, kwargs=kwargs)

@@ -100,6 +100,9 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
             sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
         return sums
 
+    def needs_input(self) -> bool:
+        return self.trains("weight")
+
     def forms(self, x: Tensor, dA: Tensor) -> bool:
         """Returns whether there are so many tokens that forming the per-sample gradients is faster and not much larger.
 
@@ -108,7 +111,7 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
         token in the Gram matrices.
         """
         if not self.trains("weight"):
-            return False
+            return True  # a bias alone is smaller than dA
         (_, T, m), (p, q, d) = as_tokens(dA).shape, self.module.weight.shape
         numbers = T * (q * d + m)
         if T == 1 or d > SHORT_BLOCK or p * q * d > 2 * numbers:

@@ -32,10 +32,15 @@ class KernelConvRule(GhostRule[Any]):
     def coordinate_shape(self) -> tuple[int, ...]:
         return tuple(self.module.kernel_size)
 
+    def needs_input(self) -> bool:
+        return self.trains("weight")
+
     def forms(self, x: Tensor, dA: Tensor) -> bool:
         """Returns whether forming the gradients is cheaper for these sizes than Gram matrices. Both are exact."""
-        if not len(dA) or not self.trains("weight"):
+        if not len(dA):
             return False
+        if not self.trains("weight"):
+            return True  # a bias alone is smaller than dA
         check_batched(self.module, x)
         size, output_size = _pair(padded_size(self.module, x.shape[2:]), 1), _pair(dA.shape[2:], 1)
         kept = None if self.projection is None else self.projection.counted_size

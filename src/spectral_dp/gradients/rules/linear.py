@@ -44,6 +44,12 @@ class LinearRule(GhostRule[nn.Linear]):
     def leading_shape(self) -> tuple[int, ...]:
         return () if self._layout is None else (self.module.out_features, self._layout[0])
 
+    def needs_input(self) -> bool:
+        return self.trains("weight")
+
+    def forms(self, x: Tensor, dA: Tensor) -> bool:
+        return not self.trains("weight")  # a bias alone is smaller than dA
+
     def merge(self, uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         return merge_tokens(uses)
 

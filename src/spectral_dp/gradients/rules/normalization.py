@@ -29,6 +29,9 @@ Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNor
 class NormalisationRule(Rule[Normalisation]):
     """Rule of the normalisation layers; coefficients have the parameters' shapes, unfiltered."""
 
+    def needs_input(self) -> bool:
+        return self.trains("weight")
+
     def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         x, dA = x.to(self.dtype), dA.to(self.dtype)
         out = {}

@@ -110,6 +110,13 @@ class Rule(ABC, Generic[Module]):
         """Returns the ``x`` of a call of the layer: by default, its first argument."""
         return call.args[0] if call.args else next(iter(call.kwargs.values()))
 
+    def needs_input(self) -> bool:
+        """Returns whether the gradients of what is trained depend on ``x``; if not, ``x`` has a shape and no numbers.
+
+        A bias alone (BitFit) has the gradient ``dA``: then nothing is held that plain PyTorch does not hold.
+        """
+        return True
+
     def coordinate_shape(self) -> tuple[int, ...] | None:
         """Returns the shape over which the weight is transformed and filtered, or None if it has no such shape."""
         return None
