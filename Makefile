@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-integrations coverage format lint figures bench bench-parts clean
+.PHONY: help demo test test-slow test-integrations coverage format lint figures support-table bench bench-parts clean
 
 help:  ## list the targets (what a bare `make` does)
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ lint: $(VENV)/installed-dev  ## check format, style and types; change nothing
 
 figures: $(VENV)/installed  ## draw the figures of the documentation
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
+
+# Needs the packages whose models it tries, too: pip install transformers peft
+support-table: $(VENV)/installed-dev  ## try which layers and models are supported, and write docs/supported.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.support_table --out docs/supported.md
 
 # Hours, on a machine that does nothing else. What is remeasured later (--models, --curves) takes its place there.
 bench: $(VENV)/installed-dev  ## time training beside Opacus and plain PyTorch (hours)
