@@ -228,6 +228,42 @@ class TestConvertLinear:
         for ours, dense in zip(converted, model, strict=True):
             torch.testing.assert_close(ours.weight, BlockCirculantLinear.from_linear(dense, 4).weight)
 
+    def test_fresh_weights(self):
+        """As spread as those of a new layer; projected ones are smaller by the root of the block size."""
+        dense = nn.Sequential(nn.Linear(256, 256).double().eval())
+        dense[0].bias.requires_grad_(False)
+        fresh, projected = (convert_linear(dense, 16, weights=weights)[0] for weights in ("fresh", "project"))
+        assert float((fresh.weight.std() / dense[0].weight.std()).detach()) == pytest.approx(1, rel=0.1)
+        assert float((projected.weight.std() / dense[0].weight.std()).detach()) == pytest.approx(1 / 4, rel=0.1)
+        assert not torch.equal(fresh.bias, projected.bias)
+        assert [p.requires_grad for p in fresh.parameters()] == [True, False]
+        assert fresh.weight.dtype == torch.float64
+        assert not fresh.training
+        with pytest.raises(ValueError, match="choose 'project' or 'fresh'"):
+            convert_linear(dense, 16, weights="dense")
+
+    @pytest.mark.parametrize("kind", ["Bert", "GPT2"])
+    def test_projections_of_real_transformers(self, kind):
+        """Also those of GPT-2, whose dense layers have their weights transposed."""
+        hf = pytest.importorskip("transformers")
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+        if kind == "GPT2":
+            sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": 0}
+        model = getattr(hf, f"{kind}Model")(getattr(hf, f"{kind}Config")(**sizes)).eval()
+        converted = convert_linear(model, 4)
+        layers = [name for name, m in converted.named_modules() if isinstance(m, BlockCirculantLinear)]
+        assert len(layers) == (4 if kind == "GPT2" else 7)  # of attention, the block behind it, and the pooler
+        for name in layers:
+            ours, theirs = converted.get_submodule(name), model.get_submodule(name)
+            dense = theirs if kind == "Bert" else nn.Linear(*theirs.weight.shape)
+            if kind == "GPT2":
+                dense.weight.data, dense.bias.data = theirs.weight.data.T, theirs.bias.data
+            torch.testing.assert_close(ours.weight, BlockCirculantLinear.from_linear(dense, 4).weight)
+            theirs.weight.data = ours.to_dense().weight.data if kind == "Bert" else ours.to_dense().weight.data.T
+        ids = torch.arange(6)[None]
+        with torch.no_grad():
+            torch.testing.assert_close(converted(ids).last_hidden_state, model(ids).last_hidden_state)
+
     def test_the_last_layer_may_differ(self):
         model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16), nn.Linear(16, 10))
         sizes = [layer.block_size for layer in convert_linear(model, 8, last_block_size=5)]

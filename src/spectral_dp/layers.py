@@ -28,7 +28,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -129,7 +129,7 @@ class BlockCirculantLinear(nn.Module):
         p, q, d = layer.weight.shape
         dense = linear.weight.detach().to(torch.promote_types(linear.weight.dtype, torch.float32))
         index, beyond = _circulant_index(q, d, dense.device), (0, -dense.shape[1] % d, 0, -dense.shape[0] % d)
-        entries = (F.pad(t, beyond).view(p, -1) for t in (dense, torch.ones_like(dense)))
+        entries = (F.pad(t, beyond).reshape(p, -1) for t in (dense, torch.ones_like(dense)))
         total, count = (dense.new_zeros(p, q * d).index_add_(1, index, t) for t in entries)
         return _filled(layer, (total / count.clamp(min=1)).view(p, q, d), linear)
 
@@ -150,12 +150,13 @@ def convert_linear(
     block_size: int = 8,
     last_block_size: int | None = None,
     skip: str | Collection[str] | Callable[[str, nn.Module], bool] = (),
+    weights: Literal["project", "fresh"] = "project",
 ) -> nn.Module:
     """Returns a copy of a model in which the ``nn.Linear`` layers are replaced by block-circulant ones.
 
-    Each new layer is the block-circulant layer closest to the one that it replaces. The model itself is not changed, as
-    with ``ModuleValidator.fix`` of Opacus, so make the optimizer from the parameters of the copy. A model that is one
-    ``nn.Linear`` becomes one :class:`BlockCirculantLinear`.
+    The model itself is not changed, as with ``ModuleValidator.fix`` of Opacus, so make the optimizer from the
+    parameters of the copy. A model that is one ``nn.Linear`` becomes one :class:`BlockCirculantLinear`. The ``Conv1D``
+    of transformers (GPT-2), which is a dense layer with its weight transposed, is converted, too.
 
     The following layers are not converted:
 
@@ -168,7 +169,10 @@ def convert_linear(
         block_size: Block size ``d`` of the new layers.
         last_block_size: Block size of the last converted layer, if it is different (a classifier with few outputs).
         skip: Names of layers, or of modules that contain them, that are not converted. Or a function of
-            ``(name, layer)`` that returns whether to skip a layer.
+            ``(name, layer)`` that returns whether to skip a layer: pretrained layers that are to stay dense.
+        weights: ``"project"`` makes each new layer the block-circulant layer closest to the one that it replaces (by
+            least squares). ``"fresh"`` draws its parameters anew: of a layer that was not trained, the projection is
+            smaller than a new layer by a factor of about the root of the block size.
 
     Raises:
         ValueError: If a layer is smaller than its block size or shares its weight with another layer, or if ``skip``
@@ -178,20 +182,23 @@ def convert_linear(
     >>> convert_linear(model, block_size=8, last_block_size=5)[2]
     BlockCirculantLinear(in_features=32, out_features=10, block_size=5, bias=True, compression=4.57x)
     """
+    if weights not in ("project", "fresh"):
+        raise ValueError(f"unknown weights {weights!r}: choose 'project' or 'fresh'")
     module = copy.deepcopy(module)
     users = Counter(id(parameter) for m in module.modules() for parameter in m._parameters.values())
     skips = skip if callable(skip) else _named(skip, module)
     inner = {m.out_proj for m in module.modules() if isinstance(m, nn.MultiheadAttention)}
-    linears = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear) and not skips(name, m)}
-    layers = {name: m for name, m in linears.items() if type(m).forward is nn.Linear.forward and m not in inner}
-    layers = {name: m for name, m in layers.items() if "weight" in m._parameters}  # otherwise the weight is computed
+    candidates = {name: m for name, m in module.named_modules() if _is_dense(m) and m not in inner}
+    layers = {name: m for name, m in candidates.items() if not skips(name, m)}
     converted: dict[nn.Module | None, nn.Module] = {}
     for number, (name, linear) in enumerate(layers.items(), 1):
         d = block_size if last_block_size is None or number < len(layers) else last_block_size
         try:
             if users[id(linear.weight)] > 1:
                 raise ValueError("it shares its weight with another layer")
-            converted[linear] = BlockCirculantLinear.from_linear(linear, d)
+            converted[linear] = layer = BlockCirculantLinear.from_linear(_as_linear(linear), d)
+            if weights == "fresh":
+                layer.reset_parameters()
         except ValueError as error:
             fix = "give it a smaller block_size (last_block_size if it is the last layer), or add it to skip"
             raise ValueError(f"cannot convert layer {name!r}: {error}; {fix}") from error
@@ -287,6 +294,24 @@ def _filled(layer: Any, weight: Tensor, source: Any) -> Any:
     if source.bias is not None:
         layer.bias = nn.Parameter(source.bias.detach().clone(), source.bias.requires_grad)
     return layer.train(source.training)
+
+
+def _is_dense(layer: nn.Module) -> bool:
+    """Returns whether a layer is dense and holds its weight itself: with weight norm, for instance, it is computed."""
+    is_linear = isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+    return "weight" in layer._parameters and (is_linear or _is_transposed(layer))
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    """Returns whether a layer is the ``Conv1D`` of transformers, which need not be installed."""
+    return (type(layer).__name__, type(layer).__module__) == ("Conv1D", "transformers.pytorch_utils")
+
+
+def _as_linear(layer: Any) -> nn.Linear:
+    if not _is_transposed(layer):
+        return layer
+    n, m = layer.weight.shape
+    return _filled(nn.Linear(n, m, device="meta"), layer.weight.T, layer)
 
 
 def _named(skip: str | Collection[str], module: nn.Module) -> Callable[[str, nn.Module], bool]:

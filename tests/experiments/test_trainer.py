@@ -60,7 +60,10 @@ def test_the_papers_signal_support_has_layer_facts_too(tmp_path, tiny):
         model="model3", conv_ratio=0.5, support="signal", band="paper", epochs=1, train_size=20, batch_size=10
     )
     _, directory = run(tmp_path, settings)
-    assert next(layer for layer in directory.read(directory.layers) if layer["name"] == "conv1.weight")["gains"]
+    facts = {layer["name"]: layer for layer in directory.read(directory.layers)}
+    assert facts["conv1.weight"]["gains"]
+    assert {fact["filtered"] for fact in facts.values()} == {True, False}
+    assert all(fact["filtered"] == ("gains" in fact) for fact in facts.values())
 
 
 def test_the_saved_weights_are_those_that_were_evaluated(tmp_path, tiny):

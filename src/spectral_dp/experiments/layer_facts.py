@@ -14,9 +14,9 @@ def describe_layers(method: Method) -> list[dict[str, Any]]:
     Before it, the spectrum of the paper's signal support has no size: it is that of the layer's input.
 
     An entry has ``name``, ``kind``, ``parameters`` (how many numbers), ``released`` (how many coordinates leave),
-    ``noise_std`` (of each released coordinate of the gradient), ``noise_std_per_parameter`` (what is left of it in the
-    gradient), and for filtered weights ``transform`` and ``gains``: the post-gain of every coordinate, zero if dropped,
-    as nested lists over the transformed axes.
+    ``filtered`` (whether it is), ``noise_std`` (of each released coordinate of the gradient),
+    ``noise_std_per_parameter`` (what is left of it in the gradient), and for filtered weights ``transform`` and
+    ``gains``: the post-gain of every coordinate, zero if dropped, as nested lists over the transformed axes.
     """
     if not isinstance(method, EngineMethod):
         return []
@@ -33,6 +33,7 @@ def describe_layers(method: Method) -> list[dict[str, Any]]:
                 "kind": type(rule.module).__name__,
                 "parameters": planned.size,
                 "released": planned.coordinates,
+                "filtered": gains is not None,
                 "noise_std": noise_std,
                 "noise_std_per_parameter": noise_std * math.sqrt(left),
             }

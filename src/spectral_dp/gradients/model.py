@@ -72,7 +72,7 @@ class ModelGradients:
             self._condense(),
             with_output={module for module, rule in self._rules.items() if rule.needs_output},
             taken_over={module for module, rule in self._rules.items() if isinstance(rule, DenseMapsRule)},
-            needs_input=lambda module, rules=self._rules: rules[module].needs_input(),
+            needs_input=self._needs_input(),
         )
 
     def _condense(self) -> Callable[[nn.Module, Call, Any], Use | TakenOver]:
@@ -96,6 +96,10 @@ class ModelGradients:
             return condense(rule, rule.input_of(call), dA, gradients._undisturbed)
 
         return at_layer
+
+    def _needs_input(self) -> Callable[[nn.Module], bool]:
+        rules = self._rules  # and not this object, which the recorder's hooks would keep alive
+        return lambda module: rules[module].needs_input()
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of every layer for a step, before it reads any data."""

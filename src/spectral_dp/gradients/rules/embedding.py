@@ -19,21 +19,19 @@ from torch.nn.utils.rnn import pad_sequence
 from spectral_dp.gradients.norms import rounded_up
 from spectral_dp.gradients.recording.recorder import Call
 from spectral_dp.gradients.rules.fallback import FallbackRule
+from spectral_dp.gradients.rules.filtered_embedding import FilteredEmbeddingRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule
 from spectral_dp.gradients.rules.rule import GhostRule
 from spectral_dp.gradients.sums import as_tokens, scale
+from spectral_dp.mechanism.filters import IdentityFilter
 
 
-@register_rule(nn.Embedding, parameters=["weight"])
 class EmbeddingRule(GhostRule[nn.Embedding | nn.EmbeddingBag]):
     """The rule of ``nn.Embedding``. Its ``weight`` coefficients are the table's gradient ``(V, E)``, not filtered."""
 
     def __init__(self, module: nn.Embedding | nn.EmbeddingBag, config: LayerConfig) -> None:
-        if module.scale_grad_by_freq:
-            raise ValueError("scale_grad_by_freq weighs gradients by what other samples hold: set it to False")
-        if module.max_norm is not None:
-            raise ValueError("max_norm rewrites the table in the forward pass, outside the mechanism: set it to None")
+        _check_table(module)
         super().__init__(module, config)
 
     def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
@@ -68,6 +66,20 @@ class EmbeddingRule(GhostRule[nn.Embedding | nn.EmbeddingBag]):
         if self.module.padding_idx is not None:  # its row is not trained
             dA = dA.masked_fill((x == self.module.padding_idx)[..., None], 0)
         return x, dA
+
+
+@register_rule(nn.Embedding, parameters=["weight"])
+def embedding_rule(module: nn.Embedding, config: LayerConfig) -> EmbeddingRule | FilteredEmbeddingRule:
+    """The rule of an embedding, filtered over its rows or not."""
+    _check_table(module)
+    return (EmbeddingRule if isinstance(config.filter, IdentityFilter) else FilteredEmbeddingRule)(module, config)
+
+
+def _check_table(module: nn.Embedding | nn.EmbeddingBag) -> None:
+    if module.scale_grad_by_freq:
+        raise ValueError("scale_grad_by_freq weighs gradients by what other samples hold: set it to False")
+    if module.max_norm is not None:
+        raise ValueError("max_norm rewrites the table in the forward pass, outside the mechanism: set it to None")
 
 
 class Bags(NamedTuple):
