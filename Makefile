@@ -45,8 +45,7 @@ lint: $(VENV)/installed-dev  ## check format, style and types; change nothing
 figures: $(VENV)/installed  ## draw the figures of the documentation
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
 
-# Needs the packages whose models it tries, too: pip install transformers peft
-support-table: $(VENV)/installed-dev  ## try which layers and models are supported, and write docs/supported.md
+support-table: $(VENV)/installed-integrations  ## try which layers and models are supported, and write docs/supported.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.support_table --out docs/supported.md
 
 # Hours, on a machine that does nothing else. What is remeasured later (--models, --curves) takes its place there.

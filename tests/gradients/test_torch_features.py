@@ -426,6 +426,48 @@ class _Calls(nn.Sequential):
         return super().forward((x + self._size * slope.sign()).detach())
 
 
+class LastToken(nn.Module):
+    """A layer whose rule takes over its backward pass, between others, maybe in a checkpoint or behind an attack."""
+
+    def __init__(self, layer, use_reentrant=None, attack=0.0):
+        super().__init__()
+        self.first, self.layer, self.head = nn.Linear(6, 6), layer, nn.Linear(6, 3)
+        self.use_reentrant, self.attack = use_reentrant, attack
+
+    def forward(self, x):
+        if self.attack:
+            x = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self._logits(x).square().sum(), x)
+            x = (x + self.attack * slope.sign()).detach()
+        return self._logits(x)
+
+    def _logits(self, x):
+        h = self.first(x)
+        if self.use_reentrant is None:
+            return self.head(self._mixed(h)[:, -1])
+        h = checkpoint(self._mixed, h, use_reentrant=self.use_reentrant)
+        return self.head(h[:, -1])
+
+    def _mixed(self, h):
+        return (self.layer(h, h, h) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(h))[0]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.MultiheadAttention])
+class TestLayersThatTakeOverTheBackwardPass:
+    def model(self, kind, **options):
+        torch.manual_seed(0)
+        layer = kind(6, 2, batch_first=True) if kind is nn.MultiheadAttention else kind(6, 6, batch_first=True)
+        return LastToken(layer, **options).double()
+
+    @pytest.mark.parametrize("use_reentrant", [False, True])
+    def test_in_a_checkpoint(self, kind, use_reentrant):
+        x = torch.randn(5, 4, 6).double()
+        check(self.model(kind, use_reentrant=use_reentrant), x, plain=self.model(kind))
+
+    def test_behind_an_attack(self, kind):
+        check(self.model(kind, attack=0.1), torch.randn(5, 4, 6).double())
+
+
 class TestPartsWithoutGradients:
     """A part under ``no_grad`` has the gradient that plain PyTorch gives it: none."""
 
