@@ -90,6 +90,18 @@ class Attention(nn.Module):
         return self.layer(x, x, x, need_weights=False)[0]
 
 
+class StepsFirst(nn.Module):
+    """A layer that is given ``(steps, samples, features)``."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        out = self.layer(x.transpose(0, 1))
+        return (out[0] if isinstance(out, tuple) else out).transpose(0, 1)
+
+
 class Packed(nn.Module):
     """An LSTM over sequences of different lengths."""
 
@@ -203,12 +215,16 @@ LAYERS = [
     Entry("`LSTM`, projected", _recurrent(nn.LSTM, proj_size=16), _tokens),
     Entry("`LSTM`, its last state", lambda: LastStep(nn.LSTM(WIDTH, WIDTH, batch_first=True), state=True), _tokens),
     Entry("`LSTM`, packed sequences", Packed, _tokens),
-    Entry("`LSTM`, `batch_first=False`", lambda: LastStep(nn.LSTM(WIDTH, WIDTH)), _tokens),
+    Entry("`LSTM`, `batch_first=False`", lambda: StepsFirst(nn.LSTM(WIDTH, WIDTH)), _tokens),
     Entry("`LSTMCell`", lambda: nn.LSTMCell(WIDTH, WIDTH), _rows, _first),
     Entry("`GRUCell`", lambda: nn.GRUCell(WIDTH, WIDTH), _rows),
     Entry("`RNNCell`", lambda: nn.RNNCell(WIDTH, WIDTH), _rows),
     Entry("`MultiheadAttention`", lambda: Attention(nn.MultiheadAttention(WIDTH, 4, batch_first=True)), _tokens),
-    Entry("`MultiheadAttention`, `batch_first=False`", lambda: Attention(nn.MultiheadAttention(WIDTH, 4)), _tokens),
+    Entry(
+        "`MultiheadAttention`, `batch_first=False`",
+        lambda: StepsFirst(Attention(nn.MultiheadAttention(WIDTH, 4))),
+        _tokens,
+    ),
     Entry("`TransformerEncoder`", _encoder, _tokens),
     Entry(
         "`TransformerDecoderLayer`",
