@@ -23,8 +23,8 @@ from spectral_dp.gradients.rules.fallback import FallbackRule
 from tests.support.oracle import norm_of, relative_error
 from tests.support.supported_layers import LAYERS, Entry
 
-#: Gradients agree with the loop if they differ by no more than this: some models compute their norms in float32, whatever
-#: they are given.
+#: Gradients agree with the loop if they differ by no more than this: some models compute their norms in float32,
+#: whatever they are given.
 EXACT = 1e-6
 
 
