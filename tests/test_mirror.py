@@ -16,6 +16,8 @@ CROSS_CUTTING = {
     "benchmarks/test_benchmarks.py",  # the programs beside the package
     "gradients/rules/test_embedding_bag.py",  # of embedding.py, which has two kinds of layers
     "gradients/rules/test_transposed_linear.py",  # of linear.py, likewise
+    "gradients/test_partial_training.py",  # adapters, biases only, the last layer only
+    "gradients/test_torch_features.py",  # checkpointing, compilation, parametrisations and the like around a model
     "gradients/test_neighbours.py",  # check B of the privacy proof, through all rules
     "test_architecture.py",  # which room imports which
     "test_cost.py",  # what a step may cost
@@ -26,6 +28,8 @@ CROSS_CUTTING = {
     "test_readme.py",
     "test_tooling.py",  # the Makefile and its like
     "test_without_the_extra.py",  # the library without the application's dependencies
+    "test_supported.py",  # the table of what is supported
+    "training/test_losses.py",  # losses through the engine
     "training/test_drawn_steps.py",  # drawn sequences of what a user may do in a loop
     "training/test_private_loaders.py",  # loaders of both kinds, as scripts use them
 }

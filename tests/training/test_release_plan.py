@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spectral_dp import BlockCirculantLinear, PrivacyEngine, audit
-from spectral_dp.experiments.layer_facts import _facts
+from spectral_dp.experiments.layer_facts import describe_layers
+from spectral_dp.experiments.methods import EngineMethod
 from spectral_dp.gradients import LayerConfig, ModelGradients
 from spectral_dp.mechanism.clipping import FlatClipping, PerLayerClipping
 from spectral_dp.mechanism.filters import AnnealedFilter, LowPassFilter, PaperBandFilter
@@ -258,7 +259,9 @@ def test_sums_of_another_size_than_planned_are_refused_before_the_ledger_is_told
 def test_what_the_report_says_of_each_layer_is_the_plan(clipping):
     _, optimizer = private(clipping=CLIPPINGS[clipping], relation=Relation.REPLACE_ONE)
     planned = [(p, block) for block in optimizer.release_plan().blocks for p in block.parameters]
-    for fact, (parameter, block) in zip(_facts(optimizer), planned, strict=True):
+    method = object.__new__(EngineMethod)  # all that the description reads of a method
+    method.optimizer = optimizer
+    for fact, (parameter, block) in zip(describe_layers(method), planned, strict=True):
         assert (fact["name"], fact["parameters"], fact["released"]) == dataclasses.astuple(parameter)
         assert fact["noise_std"] == block.noise_std / EXPECTED
         assert fact["noise_std_per_parameter"] == pytest.approx(
@@ -271,7 +274,7 @@ def test_what_the_audit_claims_of_each_layer_is_the_plan(relation):
     """The auditor computes the deviation from the claim: both must come to the same."""
     claim = dataclasses.replace(small.CLAIM, relation=relation)
     target = small.target(claim, clipping="per_layer", noise_allocation="optimal")
-    planned = [(p, block) for block in target._plan.blocks for p in block.parameters]
+    planned = [(p, block) for block in target._chosen.optimizer.release_plan().blocks for p in block.parameters]
     for output, (parameter, block) in zip(target.outputs, planned, strict=True):
         assert (output.name, output.size) == (parameter.name, parameter.size)
         assert output.noise_std == pytest.approx(block.noise_std, rel=1e-12)
@@ -283,6 +286,6 @@ def test_control_an_audit_does_not_take_a_sensitivity_on_trust(monkeypatch):
         "spectral_dp.mechanism.clipping.Clipped.sensitivity", lambda clipped, relation: clipped.max_norm
     )
     target = small.target(dataclasses.replace(small.CLAIM, relation=Relation.REPLACE_ONE))
-    assert target.outputs[0].noise_std == pytest.approx(2 * target._plan.blocks[0].noise_std)
+    assert target.outputs[0].noise_std == pytest.approx(2 * target._chosen.optimizer.release_plan().blocks[0].noise_std)
     generator = torch.Generator().manual_seed(0)
     assert not audit.check_linear_map(target, audit.find_noise_map(target), target.blocks(2, generator), generator).ok

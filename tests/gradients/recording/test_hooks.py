@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 from torch.nn.modules.module import _global_forward_pre_hooks, register_module_forward_pre_hook
 
 from spectral_dp.gradients.recording.hooks import Hooks
@@ -11,6 +12,12 @@ class Owner:
     def __init__(self):
         self.handles = [register_module_forward_pre_hook(lambda module, args: None)]
         self.hooks = Hooks(self, self.handles)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_of_other_tests():
+    gc.collect()
+    Owner().hooks.remove()
 
 
 def test_they_are_removed_when_asked():
@@ -24,7 +31,6 @@ def test_they_are_removed_when_asked():
 
 def test_an_object_that_goes_changes_nothing_until_the_next_one_comes():
     """Catches a finalizer that removes hooks while a forward pass of another model goes through them."""
-    Owner().hooks.remove()
     before = len(_global_forward_pre_hooks)
     owner = Owner()
     for _ in _global_forward_pre_hooks.values():  # raises an error if the hooks change meanwhile

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spectral_dp.errors import SpectralDPError
+
 #: Operations whose result is nothing but random numbers. Others mix them with data, so they cannot be given again.
 _PURE = frozenset(
     [
@@ -38,7 +40,7 @@ _PURE = frozenset(
 )
 
 
-class CannotRepeatError(RuntimeError):
+class CannotRepeatError(SpectralDPError, RuntimeError):
     """Random numbers were drawn that cannot be given again."""
 
 
