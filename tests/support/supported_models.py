@@ -8,12 +8,13 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import peft
+import pytest
 import torch
-import transformers as hf
 
 from spectral_dp import PrivacyEngine
 from tests.support.supported_layers import Entry
+
+hf, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
 
 WORDS, STEPS, WIDTH, LAYERS, HEADS, SIDE = 1000, 64, 128, 2, 4, 32
 
