@@ -234,7 +234,7 @@ def test_negative_control_without_the_cost_of_moving_epsilon_falls_there(monkeyp
     assert _falls([*JUST_ABOVE_ONE_POINT, LOUD], ONE_KIND_MORE, "pld", ADD) > 1e-4
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.floats(0.5, 8),
     st.sampled_from([1e-13, 1e-4, 1e-2]),
