@@ -17,7 +17,7 @@ from tests.support.random_collation import (
 )
 
 from spectral_dp import RehearsalError
-from spectral_dp.training.rehearsal.twins import content, find_twins, same_but_for_padding
+from spectral_dp.training.rehearsal.twins import content, find_twins, resized, same_but_for_padding
 
 pytestmark = pytest.mark.filterwarnings("ignore:no rule for")
 
@@ -61,11 +61,43 @@ def test_twins_of_which_chance_leaves_the_same_are_compared_again():
         train_on(lambda: Text(False))
 
 
-def test_where_no_two_records_draw_alike_the_error_says_what_to_do():
-    data = [(torch.arange(2, 3 + n), n % 3) for n in range(40)]
-    _, model, optimizer, loader = private(masked, data=lambda: data, collate_fn=word_dropout)
+OTHER_LENGTHS = [(torch.arange(2, 3 + n), n % 3) for n in range(40)]
+
+
+def test_where_no_two_records_draw_alike_twins_are_made_up():
+    """Few records, all of other lengths: random numbers alone are no coupling, and do not hide one."""
+
+    def train_on(collate_fn):
+        _, model, optimizer, loader = private(masked, data=lambda: OTHER_LENGTHS, collate_fn=collate_fn)
+        return train(model, optimizer, loader, loss_of_records)
+
+    def others_labels(records):
+        x, y = word_dropout(records)
+        return x, (y + y.sum()) % 3
+
+    assert train_on(word_dropout) <= 45
+    with pytest.raises(RehearsalError):
+        train_on(others_labels)
+
+
+def test_where_none_can_be_made_up_the_error_says_what_to_do():
+    def by_content(records):  # draws for what the tokens are, not for how many there are
+        for x, _ in records:
+            torch.rand(int(x.sum()))
+        return word_dropout(records)
+
+    _, model, optimizer, loader = private(masked, data=lambda: OTHER_LENGTHS, collate_fn=by_content)
     with pytest.raises(RehearsalError, match=r"cannot be told .* __getitem__"):
         train(model, optimizer, loader, loss_of_records)
+
+
+def test_a_made_up_record_has_the_content_of_one_and_the_length_of_another():
+    long, short = torch.arange(7), torch.tensor([5, 6])
+    record, like = ({"x": short, "text": "a b"}, [1, 2], 1), ({"x": long, "text": "c d e"}, [3], 2)
+    made = resized(record, like)
+    assert made[0]["x"].tolist() == [5, 6, 5, 6, 5, 6, 5]
+    assert made[0]["text"] == "a b a"
+    assert made[1:] == ([1], 1)
 
 
 class TestTwins:
@@ -83,11 +115,10 @@ class TestTwins:
     def test_may_be_of_any_length_where_that_does_not_matter(self):
         data = [(torch.arange(2, 3 + n), n % 3) for n in range(40)]
         assert len(find_twins(data, shifted, 8)) == 20
-        assert not find_twins(data, word_dropout, 8)
 
     def test_are_not_the_same_record_twice(self):
         x = torch.arange(2, 9)
-        assert not find_twins([(x, 1), (x.clone(), 1)], word_dropout, 1)
+        assert not find_twins([(x, 1), (x.clone(), 1)], word_dropout, 1), "nor can different ones be made of them"
         assert len(find_twins([(x, 1), (x.clone(), 1), (x + 1, 1)], word_dropout, 1)) == 1
 
     def test_are_found_without_moving_a_generator(self):

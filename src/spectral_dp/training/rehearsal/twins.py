@@ -4,15 +4,18 @@ Word dropout, crops and masked tokens draw as many random numbers as a record is
 beside longer mates therefore gets other random numbers. This is not coupling, because other numbers of the same
 generator are equally good, but it looks the same in the gradients. Twins avoid it: each of them, collated alone from
 several seeds, leaves the generators in the same state and gives tensors of the same shapes. If one takes the place of
-the other, all mates keep their random numbers.
+the other, all mates keep their random numbers. Where too few records are alike, twins are made up: a record gets one
+of its own length with the content of another record.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -26,7 +29,8 @@ def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], n
     """Returns pairs of different records that draw equally many random numbers, in the order of the records.
 
     Records of the same shape are preferred, because they draw alike from every seed. If there are too few, it is enough
-    that their batches have the same shape (texts with equally many words), or else that they drew alike here.
+    that their batches have the same shape (texts with equally many words), or else that they drew alike here. What is
+    still missing is made up (:func:`resized`).
 
     Args:
         records: The records to choose from.
@@ -45,19 +49,49 @@ def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], n
 
     keys: list[tuple[Hashable, ...]] = []  # keys of each record, the strictest first
     pairs: list[tuple[Any, Any]] = []
+
+    def keys_of(record: Any) -> tuple[Hashable, ...]:
+        shapes, states = [], []
+        for seed in _SEEDS:
+            shapes.append(_shapes(collated(record, seed)))
+            states.append(generator_states())
+        drawn = tuple(states)
+        return (drawn, tuple(shapes), _shapes(tree_leaves(record))), (drawn, tuple(shapes)), drawn
+
     with generators_kept():
-        for record in records:
-            shapes, states = [], []
-            for seed in _SEEDS:
-                shapes.append(_shapes(collated(record, seed)))
-                states.append(generator_states())
-            drawn = tuple(states)
-            keys.append(((drawn, tuple(shapes), _shapes(tree_leaves(record))), (drawn, tuple(shapes)), drawn))
+        keys += map(keys_of, records)
         for strictness in range(3):
             pairs = _paired(records, [key[strictness] for key in keys], are_equal)
             if len(pairs) >= needed:
+                return pairs
+        paired = {id(record) for pair in pairs for record in pair}
+        for place, (record, key) in enumerate(zip(records, keys, strict=True)):
+            if len(pairs) >= needed:
                 break
+            with suppress(Exception):  # whatever a collate_fn says to a record that somebody made up
+                twin = resized(records[place - 1], record)
+                if id(record) not in paired and keys_of(twin)[1] == key[1] and not are_equal(record, twin):
+                    pairs.append((record, twin))
     return pairs
+
+
+def resized(record: Any, like: Any) -> Any:
+    """Returns a record with the content of one and the lengths of another, for records of the same structure.
+
+    Tensors, arrays, lists of plain values and the words of texts are repeated, or cut off, to the length of the other.
+    """
+    if isinstance(record, Mapping):
+        return {name: resized(value, like[name]) for name, value in record.items()}
+    if isinstance(record, list) and not any(isinstance(value, list | tuple | Mapping | Tensor) for value in record):
+        return [record[i % len(record)] for i in range(len(like))]
+    if isinstance(record, list | tuple):
+        parts = [resized(value, other) for value, other in zip(record, like, strict=True)]
+        return type(record)(*parts) if hasattr(record, "_fields") else type(record)(parts)
+    if isinstance(record, str):
+        return " ".join(resized(record.split(), like.split()))
+    if isinstance(record, Tensor | np.ndarray) and record.ndim:
+        return record[[i % len(record) for i in range(len(like))]]
+    return record
 
 
 def _paired(
