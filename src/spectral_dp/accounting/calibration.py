@@ -43,34 +43,8 @@ import math
 import warnings
 from collections.abc import Callable
 
-from spectral_dp.accounting.ledger import Ledger
-from spectral_dp.accounting.privacy_loss import (
-    MAX_STEPS,
-    NOISE_RANGE,
-    Accountant,
-    Phase,
-    checked,
-    checked_phase,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    spending,
-)
+from spectral_dp.accounting.privacy_loss import MAX_STEPS, NOISE_RANGE, Accountant, checked, checked_phase, spending
 from spectral_dp.relations import Relation
-
-__all__ = [
-    "Accountant",
-    "Ledger",
-    "Phase",
-    "calibrate_noise",
-    "calibrate_steps",
-    "delta",
-    "epsilon",
-    "gaussian_delta",
-    "gaussian_epsilon",
-    "gaussian_noise_multiplier",
-    "warn_if_delta_too_large",
-]
 
 RESOLUTION = 5e-4  # relative distance, at most, of a calibrated multiplier from the smallest private one
 
