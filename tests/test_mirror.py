@@ -15,6 +15,8 @@ WITHOUT = {"__init__.py", "__main__.py", "_version.py"}
 CROSS_CUTTING = {
     "benchmarks/test_benchmarks.py",  # the programs beside the package
     "gradients/test_neighbours.py",  # check B of the privacy proof, through all rules
+    "gradients/test_neighbours_of_shared.py",  # and through what samples share
+    "gradients/test_transformers.py",  # published models as a whole
     "test_architecture.py",  # which room imports which
     "test_cost.py",  # what a step may cost
     "test_examples.py",

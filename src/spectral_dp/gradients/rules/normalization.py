@@ -29,6 +29,10 @@ Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNor
 class NormalisationRule(Rule[Normalisation]):
     """Rule of the normalisation layers; coefficients have the parameters' shapes, unfiltered."""
 
+    @property
+    def adds_up_positions(self) -> bool:
+        return isinstance(self.module, nn.LayerNorm | nn.RMSNorm)
+
     def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         x, dA = x.to(self.dtype), dA.to(self.dtype)
         out = {}
