@@ -19,6 +19,8 @@ CROSS_CUTTING = {
     "gradients/test_partial_training.py",  # adapters, biases only, the last layer only
     "gradients/test_torch_features.py",  # checkpointing, compilation, parametrisations and the like around a model
     "gradients/test_neighbours.py",  # check B of the privacy proof, through all rules
+    "gradients/test_neighbours_of_shared.py",  # and through what samples share
+    "gradients/test_transformers.py",  # published models as a whole
     "test_architecture.py",  # which room imports which
     "test_cost.py",  # what a step may cost
     "test_examples.py",

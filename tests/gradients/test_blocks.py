@@ -28,6 +28,11 @@ def test_only_modules_with_parameters_of_their_own_are_layers():
 
 @pytest.mark.filterwarnings("ignore:no rule for")
 class TestWithoutARule:
+    @pytest.fixture(autouse=True)
+    def _nothing_is_held(self, monkeypatch):
+        """As in a model that is compiled."""
+        monkeypatch.setattr("spectral_dp.gradients.blocks.can_be_held", lambda module: False)
+
     class Scaled(nn.Module):
         """Has a parameter of its own and no rule, so it is handled with all that it holds."""
 

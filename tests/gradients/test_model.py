@@ -397,21 +397,28 @@ def test_the_fallback_says_once_that_it_is_slower():
     ModelGradients(nn.Sequential(Unheard())).remove()  # a second warning would be an error
 
 
-def test_samples_must_stay_in_the_first_dimension():
-    class Flattening(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 2)
+class Flattening(nn.Module):
+    """Folds four rows of every sample into the first dimension for its second layer."""
 
-        def forward(self, x):
-            return self.b(self.a(x).flatten(0, 1))
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 2)
 
-    gradients = ModelGradients(Flattening())
-    gradients.model(torch.randn(3, 4, 6)).sum().backward()
-    with pytest.raises(ValueError, match="'a' and 'b' saw different numbers of rows") as error:
+    def forward(self, x):
+        return self.b(self.a(x).flatten(0, 1)).unflatten(0, (-1, 4))
+
+
+def test_rows_of_a_sample_side_by_side_add_up():
+    check(Flattening().double(), torch.randn(3, 4, 6).double())
+
+
+def test_batches_of_different_sizes_in_one_backward_pass_are_refused():
+    gradients = ModelGradients(model := nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2)))
+    (model(torch.randn(3, 6)).sum() + model[0](torch.randn(7, 6)).sum()).backward()
+    with pytest.raises(ValueError, match="saw different numbers of rows") as error:
         gradients.take()
     gradients.remove()
-    assert not any(digit in str(error.value) for digit in "0123456789"), "the realised batch size is private"
+    assert not any(digit in str(error.value) for digit in "23456789"), "the realised batch size is private"
 
 
 def test_errors_do_not_tell_the_realised_batch_size():
@@ -429,7 +436,8 @@ def test_errors_do_not_tell_the_realised_batch_size():
     gradients.remove()
 
 
-def test_a_layer_that_all_samples_share_is_told_what_to_do():
+@pytest.mark.parametrize("samples", [1, 2, 5, 7])
+def test_a_layer_that_all_samples_share(samples):
     class Positions(nn.Module):
         def __init__(self):
             super().__init__()
@@ -438,12 +446,7 @@ def test_a_layer_that_all_samples_share_is_told_what_to_do():
         def forward(self, x):
             return self.out(x + self.positions(torch.arange(5)[None]))
 
-    gradients = ModelGradients(model := Positions())
-    model(torch.randn(7, 5, 6)).sum().backward()
-    with pytest.raises(ValueError, match=r"'positions' and 'out'.*expand\(len\(batch\)") as error:
-        gradients.take()
-    gradients.remove()
-    assert "7" not in str(error.value)
+    check(Positions().double(), torch.randn(samples, 5, 6).double())
 
 
 # Memory: nothing of the size of samples x parameters, counted in elements rather than seconds.

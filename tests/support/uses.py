@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.recording.call import Call
 from spectral_dp.gradients.rules.rule import Rule
 from spectral_dp.gradients.uses import condense
 

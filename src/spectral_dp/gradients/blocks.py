@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from spectral_dp.gradients.rules.fallback import FallbackRule
+from spectral_dp.gradients.rules.held import HeldRule, can_be_held, is_compiled
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import find_rule
 from spectral_dp.gradients.rules.rule import Rule
@@ -34,11 +35,14 @@ def layers_of(model: nn.Module, configs: dict[str, LayerConfig]) -> list[Layer]:
     """
     layers: list[Layer] = []
     covered: set[nn.Module] = set()
+    may_hold = not is_compiled(model)
     for name, module in model.named_modules():
-        has_own = any(True for _ in module.parameters(recurse=False)) or nn.utils.parametrize.is_parametrized(module)
+        is_parametrized = nn.utils.parametrize.is_parametrized(module)
+        has_own = any(True for _ in module.parameters(recurse=False)) or is_parametrized
         if module in covered or not has_own:
             continue
-        make: Callable[[Any, LayerConfig], Rule[Any]] = find_rule(module) or FallbackRule
+        is_held = may_hold and can_be_held(module) and not is_parametrized
+        make: Callable[[Any, LayerConfig], Rule[Any]] = find_rule(module) or (HeldRule if is_held else FallbackRule)
         try:
             rule = make(module, configs.pop(name, LayerConfig()))
         except ValueError as error:

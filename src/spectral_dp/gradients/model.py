@@ -23,14 +23,16 @@ from torch import Tensor, nn
 from spectral_dp.gradients.blocks import Layer, by_shared_parameters, layers_of
 from spectral_dp.gradients.compatibility import validate
 from spectral_dp.gradients.precision import full_precision
-from spectral_dp.gradients.recording.recorder import Call, Recorder, TakenOver
+from spectral_dp.gradients.recording.call import Call, TakenOver
+from spectral_dp.gradients.recording.recorder import Recorder
 from spectral_dp.gradients.recording.state import StateGuard
 from spectral_dp.gradients.rules.dense_maps import DenseMapsRule
 from spectral_dp.gradients.rules.fallback import FallbackRule
+from spectral_dp.gradients.rules.held import HeldRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import differences
 from spectral_dp.gradients.rules.rule import Rule
-from spectral_dp.gradients.uses import Formed, Recorded, Use, condense, merged
+from spectral_dp.gradients.uses import Formed, Recorded, Use, condense, condense_rows, merged
 
 
 class Owner(NamedTuple):
@@ -68,11 +70,13 @@ class ModelGradients:
         self.state = StateGuard(model)
         self._rules = {layer.rule.module: layer.rule for layer in layers}
         self._recorder: Recorder[Use] = Recorder(
-            {module: rule.parameters().values() for module, rule in self._rules.items()},
+            {m: rule.parameters().values() for m, rule in self._rules.items() if not isinstance(rule, HeldRule)},
             self._condense(),
             with_output={module for module, rule in self._rules.items() if rule.needs_output},
-            taken_over={module for module, rule in self._rules.items() if isinstance(rule, DenseMapsRule)},
+            taken_over={m: rule.by_sample for m, rule in self._rules.items() if isinstance(rule, DenseMapsRule)},
+            held={m: rule.parameters() for m, rule in self._rules.items() if isinstance(rule, HeldRule)},
             needs_input=self._needs_input(),
+            members=model.modules(),
         )
 
     def _condense(self) -> Callable[[nn.Module, Call, Any], Use | TakenOver]:
@@ -89,17 +93,25 @@ class ModelGradients:
                     "reduction='none') and reduce it outside of the module"
                 )
             rule = gradients._rules[module]
+            if call.parameter is not None:
+                own = {rule.parameters()[call.parameter]: dA.to(rule.dtype)}
+                return Formed((rule,), own, len(dA), torch.finfo(dA.dtype).eps)
             if isinstance(rule, DenseMapsRule):
                 with gradients._undisturbed():
                     use, input_gradients = rule.back(call, dA)
                 return TakenOver(Recorded(rule, *use), input_gradients)
-            return condense(rule, rule.input_of(call), dA, gradients._undisturbed)
+            keep = condense_rows if call.has_rows else condense
+            return keep(rule, rule.input_of(call), dA, gradients._undisturbed)
 
         return at_layer
 
     def _needs_input(self) -> Callable[[nn.Module], bool]:
         rules = self._rules  # and not this object, which the recorder's hooks would keep alive
         return lambda module: rules[module].needs_input()
+
+    def expect(self, samples: Callable[[], int | None]) -> None:
+        """Lets forward passes know how many rows the batch at hand has, where their arguments leave a doubt."""
+        self._recorder.expected_samples = samples
 
     def begin_step(self, step: int) -> None:
         """Fixes the gains of every layer for a step, before it reads any data."""
@@ -203,7 +215,7 @@ class ModelGradients:
     def _check_layers(self) -> None:
         """A layer that was patched since may have another gradient than its rule computes."""
         for name, rule in (layer for block in self.blocks for layer in block):
-            if not isinstance(rule, FallbackRule) and (changed := differences(rule.module)):
+            if not isinstance(rule, FallbackRule | HeldRule) and (changed := differences(rule.module)):
                 raise RuntimeError(
                     f"layer {name!r} got {changed} of its own after the model was made private, so its rule no longer "
                     "tells its gradient: change the model first, then make it private"

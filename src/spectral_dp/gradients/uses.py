@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from spectral_dp.gradients.recording.call import Call
+from spectral_dp.gradients.rules.held import HeldRule
 from spectral_dp.gradients.rules.rule import GhostRule, Rule
 from spectral_dp.gradients.sums import memory_order, weighted_sum
 from spectral_dp.mechanism.clipping import row_norms
@@ -130,6 +132,8 @@ class Formed:
         sums: dict[nn.Parameter, Tensor] = {}
         for rule in self.rules:
             trained = rule.trained()
+            if isinstance(rule, HeldRule):  # not every pass uses all of them
+                trained = {name: parameter for name, parameter in trained.items() if parameter in self.gradients}
             _check_complete(rule, [name for name, parameter in trained.items() if parameter not in self.gradients])
             for name, parameter in trained.items():
                 if parameter not in sums:
@@ -166,6 +170,47 @@ def condense(rule: Rule[Any], x: Any, dA: Tensor, undisturbed: Context = nullcon
         return Recorded(rule, x, dA)
     with undisturbed():
         return Formed.of(rule, x, dA)
+
+
+def condense_rows(rule: Rule[Any], x: Any, dA: Tensor, undisturbed: Context = nullcontext) -> Use:
+    """As :func:`condense`, where every sample has several rows, whose gradients are added before the norm is taken.
+
+    Args:
+        rule: The rule of the layer.
+        x: Its input, in which tensors with rows of samples are ``(B, k, ...)``.
+        dA: ``(B, k, ...)``.
+        undisturbed: Makes the context in which to form gradients.
+    """
+    if rule.adds_up_positions or (isinstance(x, Call) and x.is_shared):
+        return condense(rule, x, dA, undisturbed)
+    rows = dA.shape[:2]
+    if isinstance(x, Call) and x.random_state is not None and rows[1] > 1:
+        raise RuntimeError(
+            f"{type(rule.module).__name__} draws random numbers and was given several rows of each sample, so which "
+            "were drawn for which cannot be told: set its dropout to zero and put an nn.Dropout before or behind it"
+        )
+
+    def row(j: int) -> tuple[Any, Tensor]:
+        def of(leaf: Any) -> Any:
+            return leaf[:, j] if isinstance(leaf, Tensor) and leaf.shape[:2] == rows else leaf
+
+        if isinstance(x, Tensor) and x.shape[:2] != rows:
+            raise RuntimeError(
+                f"{type(rule.module).__name__} does not return a row for each row of its input, so its per-sample "
+                "gradients cannot be told apart: give it a first dimension for the samples"
+            )
+        if isinstance(x, Call):
+            args, kwargs, output = tree_map(of, (x.args, dict(x.kwargs), x.output))
+            return x._replace(args=args, kwargs=kwargs, output=output, has_rows=False), dA[:, j]
+        return tree_map(of, x), dA[:, j]
+
+    if rows[1] == 1:
+        return condense(rule, *row(0), undisturbed)
+    with undisturbed():
+        total = Formed.of(rule, *row(0))
+        for j in range(1, rows[1]):  # one at a time: they are as large as the parameters of the layer for each sample
+            total = Formed.added([total, Formed.of(rule, *row(j))])
+        return total
 
 
 def merged(uses: Sequence[Use]) -> Sequence[Use]:

@@ -247,6 +247,7 @@ class PrivacyEngine:
             current_batch=loader.require_current,
             before_release=books.record,
         )
+        gradients.expect(lambda: None if loader.current is None else loader.current.size * augmentation_multiplicity)
         loader.settle = private.require_taken
         if rehearsal and not isinstance(loader.dataset, IterableDataset):
             loader.rehearse = Rehearsal(

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.oracle import norm_of, relative_error
+from tests.support.recorded_models import check
 from torch import nn
 
 from spectral_dp.gradients import ModelGradients
@@ -106,3 +107,18 @@ def test_the_maximum_has_no_rule():
 def test_what_mixes_samples_is_refused(option):
     with pytest.raises(ValueError, match="set it to"):
         ModelGradients(nn.EmbeddingBag(7, 3, **option))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_several_bags_of_a_sample_and_bags_that_samples_share(mode):
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.out = nn.EmbeddingBag(7, 3, mode=mode, padding_idx=2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            own = self.bag((x.flatten(0, 1) > 0).long() * 3 + 1).unflatten(0, x.shape[:2])
+            return self.out(torch.tanh(own + self.bag(torch.arange(6).view(2, 3))))
+
+    torch.manual_seed(0)
+    check(Bags().double(), torch.randn(4, 2, 5).double())

@@ -8,7 +8,7 @@ from tests.support.oracle import relative_error, sample_gradients
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.recording.call import Call
 from spectral_dp.gradients.rules.rerun import NotPerSampleError, Rerun, left_as_it_was
 
 

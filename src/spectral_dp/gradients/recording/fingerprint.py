@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spectral_dp.gradients.recording.shared import Shared
+
 _STRETCHES = 8  # sums of a long tensor: what permutes its values moves them between stretches
 _SHORT = 4096  # words of a tensor up to which each is weighted by its place
 _DEPTH = 4  # of lists within lists that is looked into
@@ -44,7 +46,9 @@ def held(model: nn.Module) -> dict[str, Entry]:
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for name, parameter in module._parameters.items():
-            if parameter is not None:
+            if isinstance(parameter, Shared):  # for the time of a forward pass
+                found[prefix + name] = Entry("parameter", parameter.stands_for)
+            elif parameter is not None:
                 found[prefix + name] = Entry("parameter", parameter)
         for name, buffer in module._buffers.items():
             if buffer is not None and name != "num_batches_tracked":

@@ -4,6 +4,10 @@ While a recorder watches, autograd does not compute the plain gradients of the w
 training step): they count as constants during the layer's forward pass. The gradient of the layer's output is
 still computed, also where nothing before the layer needs it.
 
+What samples share is given an entry for each of them before it is used (``shared.py``): layers that were given no
+samples, such as position embeddings, and parameters that modules hold themselves. Where several rows of a layer belong
+to a sample, side by side, its uses come with a dimension for them (``samples.py``).
+
 Nothing is attached to the model. The hooks are process-wide and look modules up, so that the model stays an ordinary
 ``nn.Module``: it can be copied, pickled and saved, and after :meth:`Recorder.remove` nothing is left.
 """
@@ -21,58 +25,27 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from spectral_dp.gradients.recording.anchor import Anchor, Detour, Widened, anchor_like, hookable
+from spectral_dp.gradients.recording.call import (
+    Call,
+    OutputGradients,
+    TakenOver,
+    call_with_rows,
+    detached,
+    of_samples,
+    shapes_of,
+    tensors_in,
+    wide_call,
+)
 from spectral_dp.gradients.recording.hooks import Hooks
+from spectral_dp.gradients.recording.passes import Pass
 from spectral_dp.gradients.recording.random_state import RandomState
+from spectral_dp.gradients.recording.samples import keywords_of_call, number_of_samples, some_samples
+from spectral_dp.gradients.recording.shared import Shared
 from spectral_dp.gradients.recording.side_outputs import SideOutputs, Stored
-
-
-class Call(NamedTuple):
-    """Everything a module was called with.
-
-    Attributes:
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        buffers: Those of its buffers that its forward pass wrote, as it left them.
-        output: Its (first) output, where the recorder was asked for it and nobody has changed it in place.
-        random_state: The generators as its forward pass found them, where it drew from them and the recorder was asked.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    buffers: Mapping[str, Tensor] = MappingProxyType({})
-    output: Tensor | None = None
-    random_state: RandomState | None = None
-
-
-class OutputGradients(NamedTuple):
-    """The gradients of the loss with respect to all real outputs of a module whose backward pass is taken over.
-
-    Attributes:
-        gradients: One for each output, in their order; None where the loss does not depend on it.
-        needed: The identities of those tensors of the call whose gradients are needed further back.
-    """
-
-    gradients: tuple[Tensor | None, ...]
-    needed: frozenset[int]
-
-    def needs(self, value: Any) -> bool:
-        """Returns whether the gradient of a tensor of the call is needed."""
-        return id(value) in self.needed
-
-
-class TakenOver(NamedTuple):
-    """What comes of taking over the backward pass of a module.
-
-    Attributes:
-        kept: What is kept of the use.
-        input_gradients: Tensors of the call, each with the gradient of the loss with respect to it.
-    """
-
-    kept: Any
-    input_gradients: Sequence[tuple[Tensor, Tensor]]
-
+from spectral_dp.gradients.recording.trial import SAMPLES, Knowledge, Origins, Trial, run_both, without_trace
 
 Kept = TypeVar("Kept")
 
@@ -101,10 +74,17 @@ class Recorder(Generic[Kept]):
             the gradient of the loss with respect to its (first) output. Returns what is kept of the use.
         with_output: Modules of which the output is to be recorded too, and the generators that they drew from.
         taken_over: Modules whose backward pass ``condense`` does itself: it gets their :class:`OutputGradients` and
-            returns :class:`TakenOver`. A loss that depends on another output than the first of any other module is
-            refused.
+            returns :class:`TakenOver`. Each comes with a function that makes of its real outputs a tensor with samples
+            in the first dimension; it must be given one row of each. A loss that depends on another output than the
+            first of any other module is refused.
+        held: Modules whose parameters have no layer, with these by name: each use of one is recorded by itself.
         needs_input: Tells of a module whether the tensors that it was called with are needed. Of one that does not need
             them, only their shapes are kept (as tensors on the meta device).
+        members: All modules of the model, which tell where a forward pass begins and how many samples it has. Without
+            them, nothing is shared, and rows are recorded as they come.
+
+    Attributes:
+        expected_samples: Tells how many samples are at hand, if somebody knows.
     """
 
     def __init__(
@@ -112,15 +92,26 @@ class Recorder(Generic[Kept]):
         watched: Mapping[nn.Module, Iterable[nn.Parameter]],
         condense: Callable[[nn.Module, Call, Any], Kept | TakenOver],
         with_output: Collection[nn.Module] = (),
-        taken_over: Collection[nn.Module] = (),
+        taken_over: Mapping[nn.Module, Callable[[Sequence[Tensor]], Tensor]] = MappingProxyType({}),
+        held: Mapping[nn.Module, Mapping[str, nn.Parameter]] = MappingProxyType({}),
         needs_input: Callable[[nn.Module], bool] = lambda module: True,
+        members: Iterable[nn.Module] = (),
     ) -> None:
         self._condense = condense
         self._needs_input = needs_input
         self._with_output = with_output
         self._taken_over = taken_over
         self._watched = {module: tuple(parameters) for module, parameters in watched.items()}
-        for other in [r for r in _LIVE if not r._watched.keys().isdisjoint(self._watched)]:
+        self._held = {module: dict(parameters) for module, parameters in held.items()}
+        members = tuple(members)
+        self._knows_samples = bool(members)
+        self._members = weakref.WeakSet((*self._watched, *self._held, *members))
+        self._pass: Pass | Trial | None = None
+        self._depth = 0
+        self._knowledge = Knowledge()
+        self.expected_samples: Callable[[], int | None] = lambda: None
+        self._originals: list[tuple[nn.Module, str, Tensor]] = []
+        for other in [r for r in _LIVE if not {*r._watched, *r._held}.isdisjoint({*self._watched, *self._held})]:
             other.remove()  # two would hide each other's gradients: the latest wins
         _LIVE.add(self)
         self._pauses = 0
@@ -134,7 +125,7 @@ class Recorder(Generic[Kept]):
 
         def before(module: nn.Module, args: Any) -> None:
             if (recorder := this()) is not None:
-                recorder._before(module)
+                recorder._before(module, args)
 
         def after(module: nn.Module, args: Any, *kwargs_and_output: Any) -> Any:
             # Torch leaves the keywords out when the forward pass failed.
@@ -162,6 +153,7 @@ class Recorder(Generic[Kept]):
 
     def take(self) -> dict[nn.Module, list[Capture[Kept]]]:
         """Returns all recorded uses and forgets them."""
+        self._end()
         for module in list(self._frozen):
             self._restore(module)
         for alias, value in reversed(self._replaced):
@@ -182,13 +174,24 @@ class Recorder(Generic[Kept]):
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _before(self, module: nn.Module) -> None:
-        if module not in self._watched or self._pauses or not torch.is_grad_enabled():
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._pauses or module not in self._members:
+            return
+        if isinstance(self._pass, Trial):
+            return
+        if not torch.is_grad_enabled():
+            return
+        if self._pass is None or self._pass.root is module:  # or a pass that was interrupted left it there
+            self._begin(module, args)
+        self._depth += 1
+        if module not in self._watched:
             return
         self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
         trained = tuple(p for p in self._watched[module] if p.requires_grad)
         if trained:
             _check_called_as_it_is(module, trained)
+            if module in self._taken_over:
+                _refuse_shared(module, args, keywords_of_call(module) or {})
             self._sides[module] = SideOutputs(module)
             if module in self._with_output:
                 self._random_states[module] = RandomState.now(trained[0].device)
@@ -203,43 +206,211 @@ class Recorder(Generic[Kept]):
         return trained
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        if self._pauses or module not in self._members:
+            return None
+        if isinstance(self._pass, Trial):
+            return self._noted(self._pass, module, output) if module in self._watched else None
+        if not torch.is_grad_enabled():
+            return None
         trained, side = self._restore(module), self._sides.pop(module, None)
         random_state = self._random_states.pop(module, None)
-        if output is None or not trained or side is None:  # the forward pass failed, or there is nothing to record
+        try:
+            if output is None or not trained or side is None:  # the forward pass failed, or there is nothing to record
+                return None
+            if random_state is not None and random_state.is_current():  # it drew nothing
+                random_state = None
+            call = Call(args, dict(kwargs), side.written_buffers(), random_state=random_state)
+            return self._tap(module, call, output, side)
+        finally:
+            self._depth -= 1
+            if self._depth <= 0:
+                self._end()
+
+    # A pass, and what is tried out in it.
+
+    def _begin(self, root: nn.Module, args: tuple[Any, ...]) -> None:
+        self._end()
+        kwargs = keywords_of_call(root) or {}
+        samples = number_of_samples(args, kwargs, self.expected_samples()) if self._knows_samples else None
+        holds = any(p.requires_grad for parameters in self._held.values() for p in parameters.values())
+        current = self._pass = Pass(root, args, kwargs, samples, self._knowledge, self._try_out, holds)
+        if not holds:
+            return
+        if current.samples is None:
+            raise RuntimeError(
+                f"{type(root).__name__} was called without a tensor that has samples in its first dimension, so it "
+                "cannot be told how many share the parameters that modules hold themselves: pass the batch as tensors"
+            )
+        for module, parameters in self._held.items():
+            trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+            _check_called_as_it_is(module, trained.values())
+            for name, parameter in trained.items():
+                self._stand_in(module, name, self._for_samples(current, module, name, parameter))
+
+    def _end(self) -> None:
+        """Ends the pass: parameters are their own again."""
+        for module, name, original in reversed(self._originals):
+            module._parameters[name] = original  # type: ignore[assignment]
+        self._originals, self._depth = [], 0
+        if isinstance(self._pass, Pass):
+            self._pass.end()
+        self._pass = None
+
+    def _stand_in(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        self._originals.append((module, name, module._parameters[name]))  # type: ignore[arg-type]
+        module._parameters[name] = tensor  # type: ignore[assignment]
+
+    def _for_samples(self, current: Pass, module: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
+        """A parameter as samples see it, each with a gradient of its own."""
+        samples = current.samples
+        assert samples is not None
+        wide = Widened.apply(parameter.detach(), samples, anchor_like(parameter))  # type: ignore[no-untyped-call]
+        if samples == 0:  # nothing to record
+            return Anchor.apply(parameter.detach().clone(), anchor_like(parameter))  # type: ignore[no-untyped-call]
+        self._capture(module, Call((), {}, parameter=name), wide)
+        if samples == 1:
+            return wide[0]
+        shared = Shared.make(parameter, wide, current.origins.of_parameter(module, name), current)
+        shared.stands_for = parameter
+        return shared
+
+    def _try_out(self, current: Pass) -> RuntimeError | None:
+        """Runs a few samples of a pass to learn what is shared; the pass goes on afterwards."""
+        assert current.samples is not None
+        depth, self._depth = self._depth, 0
+        originals, self._originals = self._originals, []
+
+        def run(rows: slice) -> Trial:
+            trial = self._pass = Trial(Origins(current.root))
+            for module, parameters in self._held.items():
+                for name, parameter in parameters.items():
+                    if parameter.requires_grad or any(m is module and n == name for m, n, _ in originals):
+                        origin = current.origins.of_parameter(module, name)
+                        self._stand_in(module, name, trial.seed(name, origin, parameter.detach().clone()))
+            args, kwargs = some_samples((current.args, current.kwargs), current.samples or 0, rows)
+            try:
+                current.root(*args, **kwargs)
+            finally:
+                self._end()
+            return trial
+
+        try:
+            with without_trace(current.root), torch._C._EnableTorchFunction():
+                run_both(run, current.samples, self._knowledge)
+        except Exception as error:  # whatever the model says to a batch of a few samples
+            failure = RuntimeError(
+                f"{type(current.root).__name__} could not be run on a few samples of the batch by themselves, which is "
+                "how it is told what samples share: keep samples in the first dimension of the tensors that it is "
+                "called with, and what they share in buffers"
+            )
+            # A message may have the number of samples in it, which is private unless it is that of a trial.
+            failure.__cause__ = error if current.samples > SAMPLES else None
+            return failure
+        finally:
+            self._pass, self._depth, self._originals = current, depth, originals
+        return None
+
+    def _noted(self, trial: Trial, module: nn.Module, output: Any) -> Any:
+        """Notes the (first) output of a layer in a trial."""
+        leaves, structure = tree_flatten(output)
+        places = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.is_floating_point()]
+        if not places:
             return None
-        if random_state is not None and random_state.is_current():  # it drew nothing
-            random_state = None
-        call = Call(args, dict(kwargs), side.written_buffers(), random_state=random_state)
-        return self._tap(module, call, output, side)
+        rows = self._taken_over[module]([leaves[i] for i in places]) if module in self._taken_over else None
+        origin = trial.origins.of_call(module)
+        leaves[places[0]] = trial.seed(type(module).__name__, origin, leaves[places[0]], rows)
+        return tree_unflatten(leaves, structure)
+
+    # What is recorded of a layer.
 
     def _tap(self, module: nn.Module, call: Call, output: Any, side: SideOutputs) -> Any:
         leaves, structure = tree_flatten(output)
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if not tensors:
             raise TypeError(f"{type(module).__name__} has trained parameters but returned no tensor of real numbers")
-        inputs = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
+        if module in self._taken_over:
+            self._take_over(module, call, leaves, tensors, side)
+            return tree_unflatten(leaves, structure)
+        current, inputs, first = self._pass, tensors_in(call), leaves[tensors[0]]
+        assert isinstance(current, Pass)
+        samples, origin = current.samples, current.origins.of_call(module)
+        if module is current.root:  # its rows are the samples, however it was given them (bags by offsets)
+            samples = None
+        if samples == 0 and first.ndim and len(first):
+            return None  # of what samples share, where there are none
+        is_shared = isinstance(first, Shared) or (
+            samples is not None and current.is_shared(origin, module, next(iter(inputs), None), first)
+        )
         no_side_outputs = {v: v for v in inputs}
-        if not self._needs_input(module):
-            inputs, call = [], _shapes_of(call)
-        is_taken_over = module in self._taken_over
-        if is_taken_over:
-            outputs = [leaves[i].detach() for i in tensors]
-            needed = [v for v in inputs if v.requires_grad] or [_anchor(outputs[0])]
-            outputs = _Detour.apply(lambda dA: capture(dA), len(tensors), *outputs, *needed)  # type: ignore[no-untyped-call]
-        for k, i in enumerate(tensors):
+        for i in tensors:
             output = leaves[i]
-            no_side_outputs[output] = leaves[i] = outputs[k] if is_taken_over else _hookable(output)
+            if not isinstance(output, Shared):
+                leaves[i] = hookable(output)
+            if is_shared and output is first:
+                assert samples is not None
+                leaves[i] = _widened(leaves[i], samples, origin, current)
+            no_side_outputs[output] = leaves[i]
         name = type(module).__name__
-        for i in [] if is_taken_over else tensors[1:]:
-            leaves[i].register_hook(_refuse(f"on an output of {name} other than its first"))
+        for i in tensors[1:]:
+            of_samples(leaves[i]).register_hook(_refuse(f"on an output of {name} other than its first"))
         self._replaced += side.refuse(no_side_outputs, _refuse(f"on a tensor that {name} stored in its forward pass"))
-        first = leaves[tensors[0]]
-        output, output_version = (first.detach() if module in self._with_output else None), first._version
+        if is_shared:
+            assert samples is not None
+            call = wide_call(call, samples)
+        elif samples and first.ndim and len(first) != samples:
+            call = call_with_rows(call, len(first), samples)
+        if not self._needs_input(module):
+            call = shapes_of(call)
+        self._capture(module, call, of_samples(leaves[tensors[0]]), None if is_shared else samples)
+        return tree_unflatten(leaves, structure)
+
+    def _take_over(
+        self, module: nn.Module, call: Call, leaves: list[Any], tensors: Sequence[int], side: SideOutputs
+    ) -> None:
+        """Leads the backward pass around a module; its outputs, the ``leaves`` at these places, are replaced."""
+        current, inputs, outputs = self._pass, tensors_in(call), [leaves[i].detach() for i in tensors]
+        assert isinstance(current, Pass)
+        rows = self._taken_over[module](outputs)
+        current.check_one_row_each(current.origins.of_call(module), module, next(iter(inputs), None), rows)
+        needed = [v for v in inputs if v.requires_grad] or [anchor_like(outputs[0])]
+        made: list[Callable[[Any], Sequence[Tensor | None]]] = []  # of the outputs of the detour, so it comes after it
+        outputs = Detour.apply(lambda dA: made[0](dA), len(tensors), *outputs, *needed)  # type: ignore[no-untyped-call]
+        no_side_outputs = {v: v for v in inputs}
+        for i, output in zip(tensors, outputs, strict=True):
+            no_side_outputs[leaves[i]] = leaves[i] = output
+        what = f"on a tensor that {type(module).__name__} stored in its forward pass"
+        self._replaced += side.refuse(no_side_outputs, _refuse(what))
+        made.append(self._capturing(module, call, outputs[0]))
+
+    def _capture(self, module: nn.Module, call: Call, output: Tensor, samples: int | None = None) -> None:
+        """Records a use when the backward pass comes to an output; see :meth:`_capturing`."""
+        capture = self._capturing(module, call, output, samples)
+
+        def only_capture(dA: Tensor) -> None:
+            capture(dA)
+
+        output.register_hook(only_capture)
+
+    def _capturing(
+        self, module: nn.Module, call: Call, output: Tensor, samples: int | None = None
+    ) -> Callable[[Any], Sequence[Tensor | None]]:
+        """A function that records a use, given the gradient of the output, or all of one that is taken over.
+
+        It returns the gradients of those inputs that need one, where the backward pass is taken over.
+
+        Args:
+            module: The module.
+            call: What it was called with.
+            output: Its output, or what stands for its parameter.
+            samples: How many the rows of the output belong to, where the call ``has_rows`` and the output does not.
+        """
+        name, inputs, is_taken_over = type(module).__name__, tensors_in(call), module in self._taken_over
+        recorded, output_version = (output.detach() if module in self._with_output else None), output._version
         versions = [v._version for v in inputs]
         outer = torch._C._current_graph_task_id()  # of activation checkpointing, which runs the module again; else -1
         this = weakref.ref(self)
         # Let go when the backward pass has been here: the graph may live as long as the loss.
-        waiting = [(call, inputs, output)]
+        waiting = [(call, inputs, recorded)]
 
         def capture(dA: Any) -> Sequence[Tensor | None]:
             if (recorder := this()) is None:
@@ -261,13 +432,15 @@ class Recorder(Generic[Kept]):
                 )
             if output is not None and output._version == output_version:
                 call = call._replace(output=output)
+            if call.has_rows and samples:
+                dA = dA.unflatten(0, (samples, -1))
+                call = call._replace(output=None if call.output is None else call.output.unflatten(0, (samples, -1)))
             backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
-            call = _detached(call)
+            call = detached(call)
             found: list[Tensor | None] = []
             kept: Any
             if is_taken_over:
-                detached = [v for v in tree_leaves((call.args, dict(call.kwargs))) if isinstance(v, Tensor)]
-                ids = [id(v) for v, own in zip(detached, inputs, strict=True) if own.requires_grad]
+                ids = [id(v) for v, own in zip(tensors_in(call), inputs, strict=True) if own.requires_grad]
                 taken_over: Any = recorder._condense(module, call, OutputGradients(tuple(dA), frozenset(ids)))
                 kept, by_input = taken_over.kept, {id(v): gradient for v, gradient in taken_over.input_gradients}
                 if not by_input.keys() >= set(ids):
@@ -283,12 +456,7 @@ class Recorder(Generic[Kept]):
                 recorder._captures.setdefault(module, []).append(Capture(kept, backward_pass))
             return found
 
-        def only_capture(dA: Tensor) -> None:
-            capture(dA)
-
-        if not is_taken_over:
-            first.register_hook(only_capture)
-        return tree_unflatten(leaves, structure)
+        return capture
 
     def _outermost(self, backward_pass: int, outer: int) -> int:
         """The backward pass that the user called: reentrant checkpoints run others within it, of the same samples."""
@@ -330,13 +498,20 @@ def _is_of_inputs_only() -> bool:
     return True
 
 
-def _hookable(tensor: Tensor) -> Tensor:
-    """A tensor that the backward pass reaches and whose hooks survive in-place operations."""
-    if tensor._is_view():  # changed in place, a view loses its hooks
-        tensor = tensor.clone()
-    if not tensor.requires_grad:  # the first layer: make the backward pass come this far all the same
-        tensor = _Anchor.apply(tensor, _anchor(tensor))  # type: ignore[no-untyped-call]
-    return tensor
+def _widened(output: Tensor, samples: int, origin: int, current: Pass) -> Shared:
+    """The output of a layer that was given no samples, with an entry for each."""
+    wide = output.wide if isinstance(output, Shared) else output.expand(samples, *output.shape)
+    return Shared.make(output, wide, origin, current)
+
+
+def _refuse_shared(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    if any(isinstance(v, Shared) for v in tree_leaves((args, dict(kwargs)))):
+        raise RuntimeError(
+            f"{type(module).__name__} was given a tensor that all samples share (made of a parameter that a module "
+            "holds itself, or by a layer that was given no samples), so their gradients cannot be told apart in it: "
+            "give it one entry for each sample, such as x.expand(len(batch), -1, -1), with samples in the first "
+            "dimension (a mask of an attention: mask.repeat(len(batch) * heads, 1, 1))"
+        )
 
 
 def _refuse(what: str) -> Callable[[Tensor], None]:
@@ -350,59 +525,3 @@ def _refuse(what: str) -> Callable[[Tensor], None]:
 
 
 _LIVE: weakref.WeakSet[Recorder[Any]] = weakref.WeakSet()
-
-
-class _Anchor(torch.autograd.Function):
-    """Makes a tensor require a gradient without a copy, and ends the backward pass there."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(tensor)
-        return tensor
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
-        return None, None
-
-
-class _Detour(torch.autograd.Function):
-    """Leads the backward pass of a module's outputs to a function, and from there to the module's inputs.
-
-    Takes that function, how many outputs there are, the outputs, and those inputs that need a gradient. The graph that
-    the module made itself is not used.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable[[Any], Sequence[Tensor | None]], count: int, *tensors: Tensor) -> Any:
-        ctx.set_materialize_grads(False)
-        ctx.function, ctx.count = function, count
-        return tuple(t.clone() for t in tensors[:count])  # no views: they may be changed in place
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = ctx.function([None if g is None else g.detach() for g in grads])
-        return (None, None, *[None] * ctx.count, *(found or [None]))
-
-
-def _anchor(like: Tensor) -> Tensor:
-    return torch.empty(0, device=like.device, requires_grad=True)
-
-
-def _detached(call: Call) -> Call:
-    if not call.kwargs and all(isinstance(value, Tensor) for value in call.args):
-        return call._replace(args=tuple(value.detach() for value in call.args))
-
-    args, kwargs = tree_map(_detached_value, (call.args, dict(call.kwargs)))
-    return call._replace(args=args, kwargs=kwargs)
-
-
-def _detached_value(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
-def _shapes_of(call: Call) -> Call:
-    def shape_of(value: Any) -> Any:
-        return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
-
-    args, kwargs = tree_map(shape_of, (call.args, dict(call.kwargs)))
-    return call._replace(args=args, kwargs=kwargs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients.recording.recorder import Call, OutputGradients
+from spectral_dp.gradients.recording.call import Call, OutputGradients
 from spectral_dp.gradients.rules.dense_maps import DenseMap, DenseMaps, DenseMapsRule, InputGradients
 from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
@@ -69,6 +70,9 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
 
     #: Whether the output of the second run has been compared with that of the first.
     _is_checked = False
+
+    def by_sample(self, outputs: Sequence[Tensor]) -> Tensor:
+        return self._batch_first(_batched(outputs[0]))
 
     def open(self, call: Call, dA: OutputGradients) -> tuple[DenseMaps, InputGradients]:
         given = _SIGNATURE.bind(self.module, *call.args, **call.kwargs)
@@ -189,9 +193,7 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
         return self._weight(name) if name in self.parameters() else None
 
     def _samples_first(self, t: Tensor) -> Tensor:
-        if t.ndim != 3:
-            raise ValueError("MultiheadAttention was called with one unbatched sample: add x[None]")
-        return self._batch_first(t).to(self.dtype)
+        return self._batch_first(_batched(t)).to(self.dtype)
 
     def _batch_first(self, t: Tensor) -> Tensor:
         return t if self.module.batch_first else t.transpose(0, 1)
@@ -203,6 +205,12 @@ def attention_rule(module: nn.MultiheadAttention, config: LayerConfig) -> Attent
     names = dict(module.named_parameters()).keys()
     is_plain = type(module.out_proj).__module__.startswith("torch.nn.modules.") and names <= _PARAMETERS
     return (AttentionRule if is_plain else FallbackRule)(module, config)
+
+
+def _batched(t: Tensor) -> Tensor:
+    if t.ndim != 3:
+        raise ValueError("MultiheadAttention was called with one unbatched sample: add x[None]")
+    return t
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -51,6 +51,10 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
             raise ValueError(f"{known}: leave the transform out for this layer")
         super().__init__(module, config)
 
+    @property
+    def adds_up_positions(self) -> bool:
+        return True
+
     def coordinate_shape(self) -> tuple[int, ...]:
         return (self.module.block_size,)
 

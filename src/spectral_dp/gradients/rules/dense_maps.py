@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp.gradients.norms import bias_norms, token_norms
-from spectral_dp.gradients.recording.recorder import Call, OutputGradients
+from spectral_dp.gradients.recording.call import Call, OutputGradients
 from spectral_dp.gradients.rules.rule import GhostRule, Module
 from spectral_dp.gradients.sums import over_tokens, weigh, weighted_sum
 from spectral_dp.mechanism.clipping import row_norms
@@ -58,7 +58,11 @@ InputGradients = list[tuple[Tensor, Tensor]]
 
 
 class DenseMapsRule(GhostRule[Module]):
-    """Rule of a layer made of dense maps; a subclass has one method, ``open``. Nothing is filtered."""
+    """Rule of a layer made of dense maps; a subclass has ``open`` and ``by_sample``. Nothing is filtered."""
+
+    @abstractmethod
+    def by_sample(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Returns something of the real outputs of a call with samples in the first dimension, ``(B, ...)``."""
 
     @abstractmethod
     def open(self, call: Call, dA: OutputGradients) -> tuple[DenseMaps, InputGradients]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from spectral_dp.gradients.norms import rounded_up
-from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.recording.call import Call
 from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.filtered_embedding import FilteredEmbeddingRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
@@ -33,6 +33,10 @@ class EmbeddingRule(GhostRule[nn.Embedding | nn.EmbeddingBag]):
     def __init__(self, module: nn.Embedding | nn.EmbeddingBag, config: LayerConfig) -> None:
         _check_table(module)
         super().__init__(module, config)
+
+    @property
+    def adds_up_positions(self) -> bool:
+        return True
 
     def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
         samples = len(dA)
@@ -92,12 +96,21 @@ class Bags(NamedTuple):
 class EmbeddingBagRule(EmbeddingRule):
     """Rule of ``nn.EmbeddingBag`` with ``mode="sum"`` or ``"mean"``; a bag is a sample."""
 
+    @property
+    def adds_up_positions(self) -> bool:
+        return False  # one gradient for a whole bag
+
     def input_of(self, call: Call) -> Bags:
         names = ("input", "offsets", "per_sample_weights")
         given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
         tokens, offsets, weights = (given.get(name) for name in names)
         assert tokens is not None
         counts = torch.ones_like(tokens, dtype=self.dtype) if weights is None else weights.to(self.dtype)
+        if offsets is not None and call.has_rows:
+            raise RuntimeError(
+                "EmbeddingBag was given several bags of each sample, or bags that samples share, by offsets, so their "
+                "gradients cannot be told apart: give it tokens (bags, length) without offsets"
+            )
         if offsets is not None:
             ends = offsets[1:] if self.module.include_last_offset else F.pad(offsets[1:], (0, 1), value=len(tokens))
             sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
@@ -105,7 +118,7 @@ class EmbeddingBagRule(EmbeddingRule):
         if self.module.padding_idx is not None:  # neither added up nor counted
             counts = counts.masked_fill(tokens == self.module.padding_idx, 0)
         if self.module.mode == "mean":
-            counts = counts / counts.sum(1, keepdim=True).clamp(min=1)
+            counts = counts / counts.sum(-1, keepdim=True).clamp(min=1)
         return Bags(tokens, counts)
 
     def _positions(self, x: Bags, dA: Tensor) -> tuple[Tensor, Tensor]:

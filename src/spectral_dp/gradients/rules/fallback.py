@@ -15,8 +15,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.recording.call import Call
 from spectral_dp.gradients.rules.draws import CannotRepeatError
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import differences
@@ -57,6 +58,13 @@ class FallbackRule(Rule[nn.Module]):
     def _name(self) -> str:
         return type(self.module).__name__
 
+    @property
+    def _unknown_draws(self) -> str:
+        return (
+            f"{self._name} draws random numbers, and whether it drew the same when it was run again cannot be told "
+            f"because its output was changed in place: leave it as it is{_PUT_OUTSIDE}"
+        )
+
     def input_of(self, call: Call) -> Call:
         return call
 
@@ -64,6 +72,8 @@ class FallbackRule(Rule[nn.Module]):
         trained, rest = self._state(x)
         if len(dA) == 0 or not trained:
             return {name: p.new_zeros(0, *p.shape) for name, p in trained.items()}
+        if x.is_shared:
+            return self._form_shared(x, dA.to(self.dtype), trained, rest)
         with left_as_it_was(self.module):
             run = Rerun(self.module, x, len(dA), self.dtype)
             try:
@@ -73,10 +83,7 @@ class FallbackRule(Rule[nn.Module]):
                 raise RuntimeError(f"{self._name} was run again, but {error}{_PUT_OUTSIDE}") from error
         if x.random_state is not None:
             if x.output is None:
-                raise RuntimeError(
-                    f"{self._name} draws random numbers, and whether it drew the same when it was run again cannot be "
-                    f"told because its output was changed in place: leave it as it is{_PUT_OUTSIDE}"
-                )
+                raise RuntimeError(self._unknown_draws)
             recorded = x.output.to(self.dtype)
         else:
             recorded = together if x.output is None or x.output.dtype != self.dtype else x.output
@@ -103,6 +110,22 @@ class FallbackRule(Rule[nn.Module]):
             return gradients
         # A few samples only: numbers so large that rounding decides. No record may stop a run; these count as zero.
         return {name: g.masked_fill(differ.view(-1, *[1] * (g.ndim - 1)), math.nan) for name, g in gradients.items()}
+
+    def _form_shared(self, x: Call, dA: Tensor, trained: NamedTensors, rest: NamedTensors) -> dict[str, Tensor]:
+        """Of a module that was given no samples, such as one that returns a table: it is run once for all of them."""
+        args, kwargs = tree_map(lambda v: v[0] if isinstance(v, Tensor) else v, (x.args, dict(x.kwargs)))
+        with left_as_it_was(self.module):
+            run = Rerun(self.module, x._replace(args=args, kwargs=kwargs), None, self.dtype)
+            gradients, output = run.of_all(trained, rest, dA)
+        if x.output is None and x.random_state is not None:
+            raise RuntimeError(self._unknown_draws)
+        if x.output is not None and bool(_differ(output[None], x.output[:1].to(self.dtype), _AS_RECORDED).any()):
+            raise RuntimeError(
+                f"{self._name} gives another output when it is run again: it draws random numbers or remembers earlier "
+                "forward passes. Build it from standard layers, or register a rule for it "
+                "(spectral_dp.gradients.register_rule)"
+            )
+        return gradients
 
     def _state(self, call: Call) -> tuple[NamedTensors, NamedTensors]:
         """The parameters that are trained, and the rest; buffers as the forward pass left them, in copies."""

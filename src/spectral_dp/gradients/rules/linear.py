@@ -38,6 +38,10 @@ class LinearRule(GhostRule[nn.Linear]):
         self._layout = layout if layout is None or len(layout) > 1 else (1, *layout)
         super().__init__(module, config)
 
+    @property
+    def adds_up_positions(self) -> bool:
+        return True
+
     def coordinate_shape(self) -> tuple[int, ...] | None:
         return None if self._layout is None else self._layout[1:]
 

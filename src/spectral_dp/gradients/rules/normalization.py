@@ -32,6 +32,10 @@ class NormalisationRule(Rule[Normalisation]):
     def needs_input(self) -> bool:
         return self.trains("weight")
 
+    @property
+    def adds_up_positions(self) -> bool:
+        return isinstance(self.module, nn.LayerNorm | nn.RMSNorm)
+
     def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         x, dA = x.to(self.dtype), dA.to(self.dtype)
         out = {}

@@ -16,6 +16,7 @@ batch is one with padding after the end of each sequence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from spectral_dp.gradients.recording.recorder import Call, OutputGradients
+from spectral_dp.gradients.recording.call import Call, OutputGradients
 from spectral_dp.gradients.rules.dense_maps import DenseMap, DenseMaps, DenseMapsRule, InputGradients
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.recurrent_cells import CELLS, Cell, Gates, States
@@ -66,6 +67,12 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
     def __init__(self, module: nn.RNNBase, config: LayerConfig) -> None:
         self._directions = 2 if module.bidirectional else 1
         super().__init__(module, config)
+
+    def by_sample(self, outputs: Sequence[Tensor]) -> Tensor:
+        last = outputs[1]  # the states after the last step: (layers * directions, B, n), however the input came
+        if last.ndim != 3:
+            raise ValueError(f"{type(self.module).__name__} was called with one unbatched sequence: add x[None]")
+        return last.transpose(0, 1)
 
     def open(self, call: Call, dA: OutputGradients) -> tuple[DenseMaps, InputGradients]:
         given = {**dict(zip(("input", "hx"), call.args, strict=False)), **call.kwargs}

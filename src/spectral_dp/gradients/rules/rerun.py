@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, vjp, vmap
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from spectral_dp.errors import SpectralDPError
-from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.recording.call import Call
 from spectral_dp.gradients.rules.draws import Draws, GivenDraws
 
 NamedTensors = dict[str, Tensor]
@@ -31,16 +31,16 @@ class Rerun:
     Args:
         module: The module.
         call: What it was called with. Tensors as long as the batch are taken to hold one entry a sample.
-        samples: How many there are.
+        samples: How many there are; None where they share all that the module was called with.
         dtype: What to compute in.
 
     The methods take the parameters that are trained, by name, and the rest of the module's state: other parameters, and
     buffers, which a run may write. A call that drew random numbers is first run :meth:`together`.
     """
 
-    def __init__(self, module: nn.Module, call: Call, samples: int, dtype: torch.dtype) -> None:
+    def __init__(self, module: nn.Module, call: Call, samples: int | None, dtype: torch.dtype) -> None:
         self._module = WithoutHooks(module)
-        self._samples = samples
+        self._samples = samples or 0
         self._random_state = call.random_state
         self._drawn: list[Tensor] | None = None
         self._leaves, self._structure = tree_flatten((call.args, dict(call.kwargs)))
@@ -69,6 +69,12 @@ class Rerun:
         of_each = vmap(grad(self._of_sample, has_aux=True), in_dims=(None, None, 0, 0), randomness=randomness)
         with self._given_again(None):
             return of_each(trained, rest, self._inputs, dA)
+
+    def of_all(self, trained: NamedTensors, rest: NamedTensors, dA: Tensor) -> tuple[NamedTensors, Tensor]:
+        """Per-sample gradients of ``<output, dA_b>`` where samples share the output, and that output."""
+        with nullcontext() if self._random_state is None else self._random_state.replayed():
+            output, pull_back, *_ = vjp(lambda parameters: self._forward(parameters, _copies(rest), []), trained)
+        return vmap(pull_back)(dA)[0], output
 
     def one_by_one(self, trained: NamedTensors, rest: NamedTensors, dA: Tensor) -> tuple[NamedTensors, Tensor]:
         """The same in a loop with plain autograd, which runs what ``torch.func`` cannot."""

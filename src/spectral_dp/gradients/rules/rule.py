@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.recording.recorder import Call
+from spectral_dp.gradients.recording.call import Call
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.mechanism.filters import IdentityFilter
 from spectral_dp.mechanism.gains import Gains
@@ -116,6 +116,14 @@ class Rule(ABC, Generic[Module]):
         A bias alone (BitFit) has the gradient ``dA``: then nothing is held that plain PyTorch does not hold.
         """
         return True
+
+    @property
+    def adds_up_positions(self) -> bool:
+        """Whether dimensions between the first and the features are positions, whose gradients the rule adds up.
+
+        Then several rows of a sample can be given as further positions: ``x`` and ``dA`` as ``(B, k, ...)``.
+        """
+        return False
 
     def coordinate_shape(self) -> tuple[int, ...] | None:
         """Returns the shape over which the weight is transformed and filtered, or None if it has no such shape."""

@@ -24,6 +24,10 @@ from spectral_dp.gradients.rules.rule import Rule
 class ScaledNormRule(Rule[nn.Module]):
     """Rule of these norms; coefficients have the weight's shape, unfiltered."""
 
+    @property
+    def adds_up_positions(self) -> bool:
+        return True
+
     def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
         if not self.trains("weight"):
             return {}
