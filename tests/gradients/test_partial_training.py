@@ -192,7 +192,10 @@ class TestControls:
             check_costs(*KINDS["biases only"])
 
     def test_taps_on_frozen_layers(self, monkeypatch):
-        def before(self, module):
+        begin = Recorder._before
+
+        def before(self, module, args):
+            begin(self, module, args)
             if module in self._watched and not self._pauses:
                 self._frozen[module] = self._watched[module]
                 self._sides[module] = type("Nothing", (), {"written_buffers": dict, "refuse": lambda *_: []})()

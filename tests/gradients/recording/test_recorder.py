@@ -272,6 +272,7 @@ class TestTheModelStaysOrdinary:
     def test_a_forgotten_recorder_removes_itself(self):
         model = small_model()
         gc.collect()
+        watch(model).remove()  # and with it what other tests have left behind
         before = hooks()
         recorder = watch(model)
         model(images()).sum().backward()

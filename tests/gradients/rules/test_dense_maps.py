@@ -19,6 +19,9 @@ class Pair(nn.Module):
 
 
 class PairRule(DenseMapsRule):
+    def by_sample(self, outputs):
+        raise NotImplementedError
+
     def open(self, call, dA):
         raise NotImplementedError
 
