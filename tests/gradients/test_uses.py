@@ -7,35 +7,14 @@ import pytest
 import torch
 from tests.support.oracle import norm_of, relative_error, sample_gradients
 from tests.support.recorded_models import TOLERANCE, check, images, small_cnn
+from tests.support.recorded_uses import FILTERS, assert_same, conv_use
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from spectral_dp.gradients import LayerConfig, ModelGradients, Rule
 from spectral_dp.gradients.rules.conv import KernelConvRule
-from spectral_dp.gradients.rules.linear import LinearRule
-from spectral_dp.gradients.uses import Formed, Recorded, condense, merged
+from spectral_dp.gradients.uses import Formed, condense
 from spectral_dp.layers import BlockCirculantLinear
-from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter
-
-FILTERS = [IdentityFilter(), LowPassFilter(0.5), LowPassFilter(0.5, order="clip_then_filter")]
-
-
-def conv_use(filter, rows=6):
-    """A use of a convolution in groups, as recorded."""
-    rule = KernelConvRule(nn.Conv2d(4, 6, 3, groups=2).double(), LayerConfig(filter))
-    x, dA = torch.randn(rows, 4, 6, 5).double(), torch.randn(rows, 6, 4, 3).double()
-    return Recorded(rule, x, dA)
-
-
-def assert_same(one, other):
-    c = torch.rand(one.size, dtype=torch.float64)
-    assert one.size == other.size
-    assert relative_error(one.squared_norms(), other.squared_norms()) < TOLERANCE
-    sums, others = one.clipped_sums(c), other.clipped_sums(c)
-    assert sums.keys() == others.keys()
-    for parameter, value in sums.items():
-        assert value.shape == others[parameter].shape
-        assert relative_error(value, others[parameter]) < TOLERANCE
 
 
 @pytest.mark.parametrize("filter", FILTERS, ids=repr)
@@ -53,28 +32,12 @@ class TestRecordedAndFormed:
             assert_same(use.select(rows), use.formed().select(rows))
         assert use.formed().select(rows).size == len(use.dA[rows])
 
-    def test_are_added_whichever_they_are(self, filter):
-        one, two = conv_use(filter), conv_use(filter)
-        two = Recorded(one.rule, two.x, two.dA)
-        (added,) = merged([one.formed(), two.formed()])
-        assert_same(Formed.added([one, two.formed()]), added)
-        assert merged([one, two]) == [one, two], "to form them would take more memory"
-
     def test_gradients_lie_in_memory_as_they_were_made(self, filter):
         """Their norms and sums are taken without a copy of them, which would be as large as they are."""
         use = conv_use(filter).formed()
         (weight, _) = use.gradients.values()
         assert not weight.is_contiguous()
         assert weight.transpose(-1, -3).is_contiguous()
-
-
-def test_recorded_uses_of_one_layer_are_merged_as_its_kind_can():
-    rule = LinearRule(nn.Linear(3, 2).double(), LayerConfig())
-    uses = [Recorded(rule, torch.randn(5, 3).double(), torch.randn(5, 2).double()) for _ in range(4)]
-    (together,) = merged(uses)
-    assert isinstance(together, Recorded)
-    assert together.dA.shape == (5, 4, 2)
-    assert_same(together, Formed.added(uses))
 
 
 def test_gradients_that_are_added_are_held_until_the_sum(monkeypatch):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from spectral_dp.gradients.blocks import Layer, by_shared_parameters, layers_of
 from spectral_dp.gradients.compatibility import validate
+from spectral_dp.gradients.merging import AnyUse, merged
 from spectral_dp.gradients.precision import full_precision
 from spectral_dp.gradients.recording.call import Call, TakenOver
 from spectral_dp.gradients.recording.recorder import Recorder
@@ -32,7 +33,7 @@ from spectral_dp.gradients.rules.held import HeldRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import differences
 from spectral_dp.gradients.rules.rule import Rule
-from spectral_dp.gradients.uses import Formed, Recorded, Use, condense, condense_rows, merged
+from spectral_dp.gradients.uses import Formed, Recorded, Use, condense, condense_rows
 
 
 class Owner(NamedTuple):
@@ -295,7 +296,7 @@ class RecordedBatch:
                     self._added.pop(i, None)
             return {p: sums[p] if p in sums else gradients.zeros(p) for p in gradients.trained}
 
-    def _use(self, i: int) -> Use:
+    def _use(self, i: int) -> AnyUse:
         """The one use of a block; of several, their gradients added: formed for the norm, and held until the sum."""
         if len(self._blocks[i]) == 1:
             return self._blocks[i][0]
@@ -324,7 +325,7 @@ def _views(use: Use, views: int) -> Iterator[Use]:
     return (use if views == 1 else use.select(slice(view, None, views)) for view in range(views))
 
 
-def _clipped_sums(use: Use, c: Tensor, counting: Tensor | None) -> dict[nn.Parameter, Tensor]:
+def _clipped_sums(use: AnyUse, c: Tensor, counting: Tensor | None) -> dict[nn.Parameter, Tensor]:
     """Of the samples with these numbers, or of all."""
     return use.clipped_sums(c) if counting is None else use.select(counting).clipped_sums(c[counting])
 

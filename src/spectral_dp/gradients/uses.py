@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,21 @@ from spectral_dp.mechanism.clipping import row_norms
 
 Rows = slice | Tensor
 Context = Callable[[], AbstractContextManager[None]]
+
+
+class FormedOnDemand(Protocol):
+    """A use whose per-sample gradients can be formed."""
+
+    @property
+    def rules(self) -> tuple[Rule[Any], ...]: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def precision(self) -> float: ...
+
+    def formed(self) -> Formed: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +120,7 @@ class Formed:
         return cls((rule,), gradients, len(dA), torch.finfo(dA.dtype).eps)
 
     @classmethod
-    def added(cls, uses: Sequence[Use]) -> Formed:
+    def added(cls, uses: Sequence[FormedOnDemand]) -> Formed:
         """Forms the gradients of several uses and adds those of the same parameter."""
         total: dict[nn.Parameter, Tensor] = {}
         rules = tuple(dict.fromkeys(rule for use in uses for rule in use.rules))
@@ -211,22 +226,6 @@ def condense_rows(rule: Rule[Any], x: Any, dA: Tensor, undisturbed: Context = nu
         for j in range(1, rows[1]):  # one at a time: they are as large as the parameters of the layer for each sample
             total = Formed.added([total, Formed.of(rule, *row(j))])
         return total
-
-
-def merged(uses: Sequence[Use]) -> Sequence[Use]:
-    """Merges several uses, of one layer or of layers that share parameters, into one if that takes no more memory.
-
-    This is so for gradients that are formed already, and for recorded uses of one layer whose rule can express the sum
-    of their gradients as one use. Other uses are returned unchanged; see :meth:`Formed.added`.
-    """
-    recorded = [use for use in uses if isinstance(use, Recorded)]
-    if len(uses) > 1 and not recorded:
-        return [Formed.added(uses)]
-    if len(uses) > 1 and len(recorded) == len(uses) and len({use.rule for use in recorded}) == 1:
-        rule = recorded[0].rule
-        if (one := rule.merge([(use.x, use.dA) for use in recorded])) is not None:
-            return [condense(rule, *one)]
-    return uses
 
 
 def _check_complete(rule: Rule[Any], forgotten: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ def test_no_record_moves_the_sums_further_than_the_bound():
 
 def test_control_repeated_words_counted_apart_are_caught(monkeypatch):
     monkeypatch.setattr(
-        EmbeddingBagRule, "squared_norms", lambda self, x, dA: self._positions(x, dA)[1].double().square().sum((1, 2))
+        EmbeddingBagRule, "squared_norms", lambda self, x, dA: self.positions(x, dA)[1].double().square().sum((1, 2))
     )
     assert worst_move() > 5
 

@@ -9,6 +9,7 @@ need a table for each sample. An ``nn.EmbeddingBag`` adds up rows, ``y_b = sum_l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from spectral_dp.gradients.rules.filtered_embedding import FilteredEmbeddingRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule
 from spectral_dp.gradients.rules.rule import GhostRule
-from spectral_dp.gradients.sums import as_tokens, scale
+from spectral_dp.gradients.sums import as_tokens, merge_tokens, scale
 from spectral_dp.mechanism.filters import IdentityFilter
 
 
@@ -38,9 +39,13 @@ class EmbeddingRule(GhostRule[nn.Embedding | nn.EmbeddingBag]):
     def adds_up_positions(self) -> bool:
         return True
 
+    def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor] | None:
+        x, dA = merge_tokens([(x[..., None], dA) for x, dA in uses])
+        return x.squeeze(-1), dA
+
     def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
         samples = len(dA)
-        x, dA = self._positions(x, dA)
+        x, dA = self.positions(x, dA)
         if not self.trains("weight") or x.numel() == 0:
             return dA.new_zeros(samples, dtype=torch.float64)
         vocabulary = self.module.num_embeddings
@@ -54,18 +59,19 @@ class EmbeddingRule(GhostRule[nn.Embedding | nn.EmbeddingBag]):
     def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
         if not self.trains("weight"):
             return {}
-        x, dA = self._positions(x, dA)
+        x, dA = self.positions(x, dA)
         table = torch.zeros_like(self.module.weight, dtype=self.dtype, requires_grad=False)
         return {"weight": table.index_add_(0, x.flatten(), scale(dA, c).flatten(0, 1))}
 
     def form(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
         if not self.trains("weight"):
             return {}
-        x, dA = self._positions(x, dA)
+        x, dA = self.positions(x, dA)
         tables = dA.new_zeros(len(x), *self.module.weight.shape)
         return {"weight": tables.scatter_add_(1, x[..., None].expand_as(dA), dA)}
 
-    def _positions(self, x: Any, dA: Tensor) -> tuple[Tensor, Tensor]:
+    def positions(self, x: Any, dA: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the tokens ``(B, T)`` and the gradient of the row that each looked up, ``(B, T, E)``."""
         x, dA = as_tokens(x[..., None]).squeeze(-1), as_tokens(dA.to(self.dtype))
         if self.module.padding_idx is not None:  # its row is not trained
             dA = dA.masked_fill((x == self.module.padding_idx)[..., None], 0)
@@ -100,6 +106,9 @@ class EmbeddingBagRule(EmbeddingRule):
     def adds_up_positions(self) -> bool:
         return False  # one gradient for a whole bag
 
+    def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> None:
+        return None
+
     def input_of(self, call: Call) -> Bags:
         names = ("input", "offsets", "per_sample_weights")
         given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
@@ -121,7 +130,7 @@ class EmbeddingBagRule(EmbeddingRule):
             counts = counts / counts.sum(-1, keepdim=True).clamp(min=1)
         return Bags(tokens, counts)
 
-    def _positions(self, x: Bags, dA: Tensor) -> tuple[Tensor, Tensor]:
+    def positions(self, x: Bags, dA: Tensor) -> tuple[Tensor, Tensor]:
         return x.tokens, x.weights[..., None] * dA.to(self.dtype)[:, None]
 
 
