@@ -24,6 +24,7 @@ ROOMS = [
     "files",
     "accounting",
     "mechanism",
+    "split_attention",
     "layers",
     "gradients",
     "training",

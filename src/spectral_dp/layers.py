@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_dp.mechanism.transforms import get_transform
+from spectral_dp.split_attention import SplitAttention
 
 #: Blocks of at most this many numbers are transformed by a matrix, and longer ones by the FFT. The limit was measured
 #: by ``benchmarks/bench_block_circulant.py --paths``, as was the rule in ``_prefers_dense``.
@@ -156,13 +157,14 @@ def convert_linear(
 
     The model itself is not changed, as with ``ModuleValidator.fix`` of Opacus, so make the optimizer from the
     parameters of the copy. A model that is one ``nn.Linear`` becomes one :class:`BlockCirculantLinear`. The ``Conv1D``
-    of transformers (GPT-2), which is a dense layer with its weight transposed, is converted, too.
+    of transformers (GPT-2), which is a dense layer with its weight transposed, is converted, too. So are the four
+    projections of ``nn.MultiheadAttention``, which becomes a :class:`~spectral_dp.split_attention.SplitAttention`.
 
     The following layers are not converted:
 
     - subclasses of ``nn.Linear`` with a ``forward`` of their own;
     - layers whose weight is computed, for instance by weight norm;
-    - the projections inside ``nn.MultiheadAttention``, which reads their weights directly.
+    - ``nn.MultiheadAttention`` with ``add_bias_kv`` or ``add_zero_attn``.
 
     Args:
         module: Model to convert.
@@ -187,6 +189,7 @@ def convert_linear(
     module = copy.deepcopy(module)
     users = Counter(id(parameter) for m in module.modules() for parameter in m._parameters.values())
     skips = skip if callable(skip) else _named(skip, module)
+    module = _with_split_attention(module, skips)
     inner = {m.out_proj for m in module.modules() if isinstance(m, nn.MultiheadAttention)}
     candidates = {name: m for name, m in module.named_modules() if _is_dense(m) and m not in inner}
     layers = {name: m for name, m in candidates.items() if not skips(name, m)}
@@ -207,7 +210,22 @@ def convert_linear(
             parent._modules[name] = converted.get(child, child)
         if isinstance(parent, nn.TransformerEncoderLayer):
             parent.activation_relu_or_gelu = 0  # its fused path would read the weights as dense
+        if isinstance(parent, nn.TransformerEncoder):
+            parent.use_nested_tensor = False  # which only the fused path can read
     return converted.get(module, module)
+
+
+def _with_split_attention(module: nn.Module, skips: Callable[[str, nn.Module], bool]) -> nn.Module:
+    """Replaces attention whose projections are one parameter by one that has a layer for each, in place."""
+    split: dict[nn.Module | None, nn.Module] = {
+        m: SplitAttention.from_attention(m)
+        for name, m in module.named_modules()
+        if type(m) is nn.MultiheadAttention and m.bias_k is None and not m.add_zero_attn and not skips(name, m)
+    }
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            parent._modules[name] = split.get(child, child)
+    return split.get(module, module)
 
 
 class FrequencyBand(NamedTuple):
