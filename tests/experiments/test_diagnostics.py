@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from spectral_dp.experiments.diagnostics import Watched, watched
+from spectral_dp.experiments.diagnostics import Watched
 from spectral_dp.mechanism.clipping import FlatClipping, PerLayerClipping
 
 NORMS = torch.tensor([[0.3, 3.0, 0.0, 4.0], [0.4, 4.0, 0.5, 3.0]], dtype=torch.float64)
@@ -41,13 +41,3 @@ def test_records_that_are_not_finite_have_no_norm():
     watching = Watched(FlatClipping(1.0))
     watching.factors(torch.tensor([[math.nan, 0.25]]))
     assert watching.take()["gradient_norm_median"] == pytest.approx(0.5)
-
-
-def test_the_clipping_of_an_optimizer_is_replaced_by_a_watched_one():
-    class Optimizer:
-        clipping = FlatClipping(1.0)
-
-    optimizer = Optimizer()
-    watching = watched(optimizer)
-    assert optimizer.clipping is watching
-    assert watching.policy == FlatClipping(1.0)

@@ -36,10 +36,10 @@ def texts(figure):
 
 
 class TestPicturesOfARun:
-    def test_a_private_run_has_all_three(self, tmp_path):
+    def test_a_private_run_has_all_four(self, tmp_path):
         run = fabricate(tmp_path / "run")
         figures.draw_run(run)
-        assert pngs(run) == ["accuracy.png", "epsilon.png", "layers.png"]
+        assert pngs(run) == ["accuracy.png", "epsilon.png", "noise.png", "spectrum.png"]
 
     def test_a_non_private_run_has_no_epsilon_and_no_layers(self, tmp_path):
         run = fabricate(tmp_path / "run", method="nonprivate", layers=[])
@@ -49,7 +49,7 @@ class TestPicturesOfARun:
     def test_layers_without_a_filter(self, tmp_path):
         run = fabricate(tmp_path / "run", method="dpsgd", layers=[layer("fc.weight")])
         figures.draw_run(run)
-        assert "layers.png" in pngs(run)
+        assert pngs(run) == ["accuracy.png", "epsilon.png", "noise.png"]
 
     @pytest.mark.parametrize(("method", "is_marked"), [("spectral", True), ("nonprivate", False)])
     def test_accuracy_says_what_it_assumes(self, tmp_path, monkeypatch, method, is_marked):

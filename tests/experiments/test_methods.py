@@ -108,7 +108,10 @@ def test_epochs_of_plain_training_are_shuffled_by_seed_and_epoch(tiny):
 
 def test_diagnostics_are_watched_only_when_asked_for(tiny):
     assert start(tiny()).diagnostics is None
-    assert isinstance(start(tiny(unsafe_diagnostics=True)).optimizer.clipping, Watched)
+    method = start(tiny(unsafe_diagnostics=True))
+    assert isinstance(method.diagnostics, Watched)
+    assert method.optimizer.clipping is method.diagnostics
+    assert repr(method.diagnostics.policy) == repr(start(tiny()).optimizer.clipping)
 
 
 def test_only_seeded_runs_are_seeded(tiny, monkeypatch):

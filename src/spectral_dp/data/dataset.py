@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from spectral_dp.data.errors import DataError
 
@@ -44,6 +45,10 @@ class ImageDataset:
         """``(C, H, W)`` of one image."""
         _, channels, height, width = self.train_images.shape
         return channels, height, width
+
+    def training(self) -> TensorDataset:
+        """Returns the training samples as torch's loaders take them."""
+        return TensorDataset(self.train_images, self.train_labels)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Turns uint8 images ``(..., C, H, W)`` into standardised float32 ones, on their device."""

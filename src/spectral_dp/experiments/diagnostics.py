@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from spectral_dp.mechanism.clipping import Clipping
-from spectral_dp.training.optimizer import PrivateOptimizer
 
 
 @dataclass(eq=False)
@@ -50,9 +49,3 @@ class Watched(Clipping):
             "gradient_norm_90_percent": finite.double().quantile(0.9).item(),
             "clipped_fraction": clipped.double().mean().item(),
         }
-
-
-def watched(optimizer: PrivateOptimizer) -> Watched:
-    """Watches the clipping of an optimizer; what is released stays the same."""
-    optimizer.clipping = policy = Watched(optimizer.clipping)
-    return policy

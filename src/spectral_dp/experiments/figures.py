@@ -20,7 +20,7 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
@@ -55,7 +55,9 @@ def draw_run(directory: RunDirectory) -> None:
     if has_epsilon(curves):
         _save(accuracy_against_epsilon(curves), directory, "epsilon.png", assumption)
     if layers:
-        _save(_layers_figure(layers), directory, "layers.png")
+        _save(noise_figure(layers), directory, "noise.png")
+    if filtered(layers):
+        _save(spectrum_figure(layers), directory, "spectrum.png")
 
 
 def curves_figure(curves: Curves, x: Quantity, y: Quantity) -> Figure:
@@ -110,15 +112,51 @@ def filtered(layers: Layers) -> Layers:
 def spectrum_figure(layers: Layers) -> Figure:
     """The gain of every coordinate of each filtered layer, the lowest frequency at the left and at the top."""
     layers = filtered(layers)
-    figure = _figure(_spectrum_height(layers))
-    _draw_spectrum(figure, layers)
+    heights = _row_heights(layers)
+    figure = _figure(0.5 + sum(heights))
+    panels = figure.subplots(len(heights), _COLUMNS, squeeze=False, gridspec_kw={"height_ratios": heights}).flat
+    spectra = [np.atleast_2d(np.array(layer["gains"], dtype=float)) for layer in layers]
+    top = max(1.0, *(float(gains.max()) for gains in spectra))
+    for axes, layer, gains in zip(panels, layers, spectra, strict=False):
+        shown = np.ma.masked_equal(gains, 0.0)
+        image = axes.imshow(shown, cmap=_GAINS, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+        is_strip = np.ndim(layer["gains"]) == 1
+        axes.set_box_aspect(0.15 if is_strip else gains.shape[0] / gains.shape[1])
+        axes.set(xticks=[], yticks=[])
+        name = _short(layer["name"].removesuffix(".weight"), 20)
+        axes.set_title(f"{name}\n{shown.count()} of {gains.size}, {_plain(layer['transform'])}", fontsize=8)
+    for axes in panels[len(layers) :]:
+        axes.set_axis_off()
+    if all(np.isin(gains, (0.0, 1.0)).all() for gains in spectra):
+        meanings = [Patch(color=_GAINS(1.0), label="released"), Patch(color=_DROPPED, label="dropped")]
+        figure.legend(handles=meanings, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    else:
+        bar = figure.colorbar(image, ax=list(panels), location="bottom", shrink=0.6, aspect=30)
+        bar.set_label("gain (grey: dropped)", fontsize=8)
+        bar.ax.tick_params(labelsize=8)
     return figure
 
 
 def noise_figure(layers: Layers) -> Figure:
     """The noise on each parameter's gradient: on what is released, and what the filter leaves of it."""
-    figure = _figure(_noise_height(layers))
-    _draw_noise(figure, layers)
+    figure = _figure(1.1 + 0.2 * len(layers))
+    axes = figure.subplots()
+    position = np.arange(len(layers))
+    released = [layer["noise_std"] for layer in layers]
+    left = [layer["noise_std_per_parameter"] for layer in layers]
+    axes.plot(released, position, "o", markersize=8, mfc="none", color=_COLOURS[0], label="each released coordinate")
+    axes.plot(left, position, "D", markersize=4, color=_COLOURS[1], label="left on each parameter")
+    least, most = min(released + left), max(released + left)
+    if least > 0:
+        axes.set_xscale("log")
+        # Whole decades: the axis has numbers at both ends even where all layers have the same noise.
+        axes.set_xlim(10 ** math.floor(math.log10(least * 0.9)), 10 ** math.ceil(math.log10(most * 1.1)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(position, [_short(layer["name"], 28) for layer in layers], fontsize=8)
+    axes.set_ylim(len(layers) - 0.5, -0.5)  # the first layer at the top
+    axes.set_xlabel("noise on the gradient (standard deviation)", fontsize=9)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     return figure
 
 
@@ -164,19 +202,6 @@ def _save(figure: Figure, directory: RunDirectory, name: str, assumption: str = 
     save_figure(figure, directory.path / name)
 
 
-def _layers_figure(layers: Layers) -> Figure:
-    """Spectrum and noise in one picture."""
-    spectra = filtered(layers)
-    if not spectra:
-        return noise_figure(layers)
-    heights = [_spectrum_height(spectra), _noise_height(layers)]
-    figure = _figure(sum(heights))
-    parts = figure.add_gridspec(2, 1, height_ratios=heights)
-    _draw_spectrum(figure.add_subfigure(parts[0]), spectra)
-    _draw_noise(figure.add_subfigure(parts[1]), layers)
-    return figure
-
-
 def _figure(height: float) -> Figure:
     return Figure(figsize=(_WIDTH, height), layout="constrained")
 
@@ -194,58 +219,6 @@ def _row_heights(layers: Layers) -> list[float]:
     """Returns the height of each row of spectra: a one-dimensional spectrum is a strip."""
     rows = [layers[i : i + _COLUMNS] for i in range(0, len(layers), _COLUMNS)]
     return [2.0 if any(np.ndim(layer["gains"]) == 2 for layer in row) else 0.8 for row in rows]
-
-
-def _spectrum_height(layers: Layers) -> float:
-    return 0.5 + sum(_row_heights(layers))
-
-
-def _draw_spectrum(figure: FigureBase, layers: Layers) -> None:
-    heights = _row_heights(layers)
-    panels = figure.subplots(len(heights), _COLUMNS, squeeze=False, gridspec_kw={"height_ratios": heights}).flat
-    spectra = [np.atleast_2d(np.array(layer["gains"], dtype=float)) for layer in layers]
-    top = max(1.0, *(float(gains.max()) for gains in spectra))
-    for axes, layer, gains in zip(panels, layers, spectra, strict=False):
-        shown = np.ma.masked_equal(gains, 0.0)
-        image = axes.imshow(shown, cmap=_GAINS, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
-        is_strip = np.ndim(layer["gains"]) == 1
-        axes.set_box_aspect(0.15 if is_strip else gains.shape[0] / gains.shape[1])
-        axes.set(xticks=[], yticks=[])
-        name = _short(layer["name"].removesuffix(".weight"), 20)
-        axes.set_title(f"{name}\n{shown.count()} of {gains.size}, {_plain(layer['transform'])}", fontsize=8)
-    for axes in panels[len(layers) :]:
-        axes.set_axis_off()
-    if all(np.isin(gains, (0.0, 1.0)).all() for gains in spectra):
-        meanings = [Patch(color=_GAINS(1.0), label="released"), Patch(color=_DROPPED, label="dropped")]
-        figure.legend(handles=meanings, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    else:
-        bar = figure.colorbar(image, ax=list(panels), location="bottom", shrink=0.6, aspect=30)
-        bar.set_label("gain (grey: dropped)", fontsize=8)
-        bar.ax.tick_params(labelsize=8)
-
-
-def _noise_height(layers: Layers) -> float:
-    return 1.1 + 0.2 * len(layers)
-
-
-def _draw_noise(figure: FigureBase, layers: Layers) -> None:
-    axes = figure.subplots()
-    position = np.arange(len(layers))
-    released = [layer["noise_std"] for layer in layers]
-    left = [layer["noise_std_per_parameter"] for layer in layers]
-    axes.plot(released, position, "o", markersize=8, mfc="none", color=_COLOURS[0], label="each released coordinate")
-    axes.plot(left, position, "D", markersize=4, color=_COLOURS[1], label="left on each parameter")
-    least, most = min(released + left), max(released + left)
-    if least > 0:
-        axes.set_xscale("log")
-        # Whole decades: the axis has numbers at both ends even where all layers have the same noise.
-        axes.set_xlim(10 ** math.floor(math.log10(least * 0.9)), 10 ** math.ceil(math.log10(most * 1.1)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_yticks(position, [_short(layer["name"], 28) for layer in layers], fontsize=8)
-    axes.set_ylim(len(layers) - 0.5, -0.5)  # the first layer at the top
-    axes.set_xlabel("noise on the gradient (standard deviation)", fontsize=9)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
 
 
 def _short(name: str, length: int) -> str:

@@ -15,17 +15,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from spectral_dp.accounting import Ledger, warn_if_delta_too_large
 from spectral_dp.data import ImageDataset
-from spectral_dp.experiments.diagnostics import watched
+from spectral_dp.experiments.diagnostics import Watched
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.training import checkpoint
 from spectral_dp.training.engine import PrivacyEngine
 from spectral_dp.training.optimizer import PrivateOptimizer
-from spectral_dp.training.sampling import PoissonLoader
 
 
 class Batch(NamedTuple):
@@ -41,15 +40,16 @@ class Batch(NamedTuple):
 
 
 class Method(ABC):
-    """Optimizer, sampling and accounting of a run."""
+    """Optimizer, sampling and accounting of a run. Its checkpoints are taken between epochs, unless it says more."""
 
     #: Whether a checkpoint in the middle of an epoch can be resumed there.
     resumes_within_epochs = False
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Any
     steps_per_epoch: int
     epoch: int = 0  # the epoch that the next call of batches() goes on with
+    diagnostics: Watched | None = None  # figures of the raw private data, if they were asked for
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
@@ -68,13 +68,37 @@ class Method(ABC):
         """Returns what the privacy statement says of noise and sampling; nothing if nothing is guaranteed."""
         return {}
 
-    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds beside model, optimizer and epoch."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing to restore
+        """Restores :meth:`state`."""
+
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a checkpoint, with whatever else the trainer keeps."""
+        checkpoint.save(
+            {
+                "module": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "epoch": self.epoch,
+                "state": self.state(),
+                "extra": dict(extra),
+            },
+            path,
+        )
 
-    @abstractmethod
     def load(self, path: Path) -> dict[str, Any]:
         """Restores a checkpoint; returns what else was kept."""
+        saved = checkpoint.load(path)
+        try:
+            self.model.load_state_dict(saved["module"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.load_state(saved["state"])
+            self.epoch = int(saved["epoch"])
+            return dict(saved["extra"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise checkpoint.CheckpointError(f"{path} is not a checkpoint of this run: {error}") from error
 
 
 def start(settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> Method:
@@ -99,23 +123,48 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> torch.optim.
     return torch.optim.SGD(model.parameters(), momentum=settings.momentum, **options)
 
 
-def _make_private(engine: Any, settings: ResolvedSettings, common: Mapping[str, Any], **with_epsilon: Any) -> Any:
-    """Asks an engine, ours or Opacus', for the noise multiplier of the settings, or else for their epsilon."""
-    if settings.noise_multiplier is not None:
-        return engine.make_private(noise_multiplier=settings.noise_multiplier, **common)
-    budget = {"target_epsilon": settings.epsilon, "target_delta": settings.delta, "epochs": settings.epochs}
-    return engine.make_private_with_epsilon(**budget, **common, **with_epsilon)
+class PrivateMethod(Method):
+    """A method that an engine, ours or Opacus', makes private."""
+
+    engine: Any
+
+    def __init__(self, settings: ResolvedSettings) -> None:
+        self._settings = settings
+
+    def _make_private(self, model: nn.Module, options: Mapping[str, Any], **with_epsilon: Any) -> None:
+        """Asks the engine for the noise multiplier of the settings, or else for their epsilon."""
+        settings = self._settings
+        common = {"module": model, "optimizer": make_optimizer(settings, model), **options}
+        if settings.noise_multiplier is not None:
+            made = self.engine.make_private(noise_multiplier=settings.noise_multiplier, **common)
+        else:
+            budget = {"target_epsilon": settings.epsilon, "target_delta": settings.delta, "epochs": settings.epochs}
+            made = self.engine.make_private_with_epsilon(**budget, **common, **with_epsilon)
+        self.model, self.optimizer, self._loader = made
+
+    def epsilon(self) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a delta above 1/N it was warned at the start
+            return float(self.engine.get_epsilon(self._settings.delta))
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "relation": str(self._settings.relation),
+            "noise_multiplier": self.optimizer.noise_multiplier,
+            "sample_rate": self._loader.sample_rate,
+            "expected_batch_size": self.optimizer.expected_batch_size,
+        }
 
 
-class EngineMethod(Method):
+class EngineMethod(PrivateMethod):
     """Spectral-DP, or DP-SGD by the same engine."""
 
     resumes_within_epochs = True
+    engine: PrivacyEngine
     optimizer: PrivateOptimizer
-    _loader: PoissonLoader
 
     def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self.engine = PrivacyEngine(
             accountant=settings.accountant,
             relation=settings.relation,
@@ -126,12 +175,8 @@ class EngineMethod(Method):
         self.spectral = spectral_config(settings, model, settings.epochs * self.steps_per_epoch)
         if settings.method == "spectral" and not self.spectral.layer_configs(model):
             warnings.warn("these settings filter no layer of this model, so this is plain DP-SGD", stacklevel=2)
-        common: dict[str, Any] = {
-            "module": model,
-            "optimizer": make_optimizer(settings, model),
-            "data_loader": DataLoader(
-                TensorDataset(data.train_images, data.train_labels), batch_size=settings.batch_size
-            ),
+        options = {
+            "data_loader": DataLoader(data.training(), batch_size=settings.batch_size),
             "max_grad_norm": settings.layer_max_grad_norms or settings.max_grad_norm,
             "clipping": settings.clipping,
             "noise_allocation": settings.noise_allocation,
@@ -141,9 +186,9 @@ class EngineMethod(Method):
         }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="delta")  # warned of already
-            made = _make_private(self.engine, settings, common, stop_at_budget=True)
-        self.model, self.optimizer, self._loader = made
-        self.diagnostics = watched(self.optimizer) if settings.unsafe_diagnostics else None
+            self._make_private(model, options, stop_at_budget=True)
+        if settings.unsafe_diagnostics:
+            self.diagnostics = self.optimizer.clipping = Watched(self.optimizer.clipping)
 
     def batches(self) -> Iterator[Batch]:
         for images, labels in self._loader:
@@ -155,20 +200,11 @@ class EngineMethod(Method):
     def ledger(self) -> Ledger:
         return self.engine.accountant.ledger
 
-    def epsilon(self) -> float:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a delta above 1/N it was warned at the start
-            return self.engine.get_epsilon(self._settings.delta)
-
     def facts(self) -> dict[str, Any]:
-        return {
+        return super().facts() | {
             "library": "spectral-dp",
             "accountant": self._settings.accountant,
-            "relation": str(self.optimizer.relation),
-            "noise_multiplier": self.optimizer.noise_multiplier,
-            "sample_rate": self._loader.sample_rate,
-            "expected_batch_size": self.optimizer.expected_batch_size,
-            "steps": self.optimizer.steps,
+            "steps": self.ledger.steps,
             "clipping": repr(self.optimizer.clipping),
             "noise_source": "seeded, reproducible" if self._settings.reproducible else "operating system, ChaCha20",
             "spectral": self.spectral.describe(),
@@ -183,41 +219,7 @@ class EngineMethod(Method):
         return extra
 
 
-class _ByEpoch(Method):
-    """A method whose checkpoints are taken between epochs only."""
-
-    def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds beside model, optimizer and epoch."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state`."""
-
-    def save(self, path: Path, extra: Mapping[str, Any]) -> None:
-        checkpoint.save(
-            {
-                "module": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "epoch": self.epoch,
-                "state": self.state(),
-                "extra": dict(extra),
-            },
-            path,
-        )
-
-    def load(self, path: Path) -> dict[str, Any]:
-        saved = checkpoint.load(path)
-        try:
-            self.model.load_state_dict(saved["module"])
-            self.optimizer.load_state_dict(saved["optimizer"])
-            self.load_state(saved["state"])
-            self.epoch = int(saved["epoch"])
-            return dict(saved["extra"])
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise checkpoint.CheckpointError(f"{path} is not a checkpoint of this run: {error}") from error
-
-
-class NonPrivateMethod(_ByEpoch):
+class NonPrivateMethod(Method):
     """Ordinary training, without any privacy: shuffled batches, the last one smaller."""
 
     def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
@@ -233,10 +235,8 @@ class NonPrivateMethod(_ByEpoch):
         self.epoch += 1
 
 
-class OpacusMethod(_ByEpoch):
+class OpacusMethod(PrivateMethod):
     """DP-SGD by Opacus itself: its sampling, per-sample gradients, noise and accountant (PRV, or RDP)."""
-
-    optimizer: Any
 
     def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
         try:
@@ -244,25 +244,20 @@ class OpacusMethod(_ByEpoch):
         except ImportError as error:
             raise SettingsError("method opacus needs Opacus: pip install 'spectral-dp[baseline]'") from error
         _refuse_for_opacus(settings)
-        self._settings, self._version = settings, opacus.__version__
+        super().__init__(settings)
+        self._version = opacus.__version__
         self._generator = torch.Generator().manual_seed(settings.seed) if settings.reproducible else None
         if self._generator is None:
             torch.seed()  # Opacus draws its noise from torch's generator, which initialisation has seeded
-        common: dict[str, Any] = {
-            "module": model,
-            "optimizer": make_optimizer(settings, model),
-            "data_loader": DataLoader(
-                TensorDataset(data.train_images, data.train_labels),
-                batch_size=settings.batch_size,
-                generator=self._generator,
-            ),
+        options = {
+            "data_loader": DataLoader(data.training(), batch_size=settings.batch_size, generator=self._generator),
             "max_grad_norm": settings.max_grad_norm,
             "noise_generator": self._generator,
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its secure mode and its own defaults
             self.engine = opacus.PrivacyEngine(accountant="prv" if settings.accountant == "pld" else "rdp")
-            self.model, self.optimizer, self._loader = _make_private(self.engine, settings, common)
+            self._make_private(model, options)
         self.steps_per_epoch = len(self._loader)
         self._ledger = Ledger()
 
@@ -280,21 +275,13 @@ class OpacusMethod(_ByEpoch):
             self._ledger.record(self.optimizer.noise_multiplier, self._loader.sample_rate, missing)
         return self._ledger
 
-    def epsilon(self) -> float | None:
-        if not len(self.engine.accountant):
-            return 0.0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return float(self.engine.get_epsilon(self._settings.delta))
+    def epsilon(self) -> float:
+        return super().epsilon() if len(self.engine.accountant) else 0.0  # Opacus cannot account for no step
 
     def facts(self) -> dict[str, Any]:
-        return {
+        return super().facts() | {
             "library": f"opacus {self._version}",
             "accountant": self.engine.accountant.mechanism(),
-            "relation": "add_or_remove_one",
-            "noise_multiplier": self.optimizer.noise_multiplier,
-            "sample_rate": self._loader.sample_rate,
-            "expected_batch_size": self.optimizer.expected_batch_size,
             "steps": self.ledger.steps,
             "clipping": f"flat, {self._settings.max_grad_norm:g}",
             "noise_source": "seeded, reproducible" if self._settings.reproducible else "torch generator",

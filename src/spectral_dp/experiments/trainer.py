@@ -106,9 +106,8 @@ class Trainer:
         self.steps = settings.epochs * self.method.steps_per_epoch
         self.step = 0
         self._has_stepped = False  # in this process; only then is the size of every spectrum known
-        self._averaged: AveragedModel | None = None
-        if settings.ema_decay:
-            self._averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))
+        averaging = get_ema_multi_avg_fn(settings.ema_decay)
+        self._averaged = AveragedModel(self.model, multi_avg_fn=averaging) if settings.ema_decay else None
         self._seconds = self._step_seconds = 0.0  # in all, and of training steps alone; with earlier processes
         self._made_by = provenance()  # now: the code may have changed by the end of a long run
         self._augmentation: torch.Generator | None = None
@@ -228,8 +227,7 @@ class Trainer:
     def _unsafe(self) -> dict[str, float]:
         found = {"training_loss": sum(self._losses) / len(self._losses)} if self._losses else {}
         self._losses = []
-        watched = getattr(self.method, "diagnostics", None)
-        return found | (watched.take() if watched is not None else {})
+        return found | (self.method.diagnostics.take() if self.method.diagnostics is not None else {})
 
     def _result(self) -> nn.Module:
         """The model that the run is for."""
@@ -268,10 +266,8 @@ class Trainer:
         statement = privacy_statement(self.settings, self.method, self._made_by)
         write_statement(statement, self.directory.path)
         result = self._result()
-        own = getattr(
-            result, "_module", result
-        ).state_dict()  # by the names in the user's model, not in Opacus' wrapper
-        weights = {name: value.cpu().clone() for name, value in own.items()}  # ties undone
+        own = getattr(result, "_module", result)  # its names are those of the user's model, not of Opacus' wrapper
+        weights = {name: value.cpu().clone() for name, value in own.state_dict().items()}  # ties undone
         with whole_file(self.directory.weights) as file:
             file.write(safetensors_bytes(weights))
         rows = self.directory.metrics()
@@ -335,7 +331,6 @@ def _peak_memory_mb() -> float:
 def _tensorboard(directory: RunDirectory) -> Any:
     """Returns a TensorBoard writer if TensorBoard is installed."""
     try:
-        import tensorboard  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: F401
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
