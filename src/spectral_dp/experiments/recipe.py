@@ -27,10 +27,11 @@ A recipe has panels, a panel a grid of rows and columns, and every cell of a gri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from spectral_dp.data import catalog
 from spectral_dp.errors import SpectralDPError
@@ -39,7 +40,6 @@ from spectral_dp.experiments.settings import ResolvedSettings, Settings, read_fi
 
 Origin = Literal["paper", "tuned", "ours"]
 FigureKind = Literal["table", "epochs", "epsilon"]
-T = TypeVar("T")
 
 _SHIPPED = Path(__file__).parent / "recipes"
 _NOT_APPLICABLE = "n/a"
@@ -138,37 +138,34 @@ def read_recipe(name: str, scale: str, seeds: int | None = None) -> Recipe:
     return replace(recipe, seeds=seeds or recipe.seeds)
 
 
-class _Table:
-    """A table of the file, whose entries are taken out one by one, so that what is left over is unknown."""
+class _Table(dict[str, Any]):
+    """A table of the file, checked: each entry is of its type, and there are no others.
 
-    def __init__(self, values: Any, where: str) -> None:
+    Args:
+        values: What the file has.
+        where: The place in the file, for errors.
+        **wanted: The default of each entry, whose type it must have; or only the type, if it must be there.
+    """
+
+    def __init__(self, values: Any, where: str, **wanted: Any) -> None:
         if not isinstance(values, dict):
             raise RecipeError(f"{where} must be a table, got {values!r}")
-        self._left, self.where = dict(values), where
-        self._known: list[str] = []
+        super().__init__({key: kind for key, kind in wanted.items() if not isinstance(kind, type)} | values)
+        self.where = where
+        for key, kind in wanted.items():
+            if key not in self:
+                raise RecipeError(f"{where} has no {key!r}: add it")
+            kind = kind if isinstance(kind, type) else type(kind)
+            if type(self[key]) is not kind:
+                raise RecipeError(f"{where}: {key} must be of type {kind.__name__}, got {self[key]!r}")
+        if unknown := [key for key in self if key not in wanted]:
+            raise RecipeError(f"{where} has unknown entries {', '.join(unknown)}: there are {', '.join(wanted)}")
 
-    def take(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Returns an entry of a type; it is required where there is no default."""
-        self._known.append(key)
-        value = self._left.pop(key, default)
-        if value is None:
-            raise RecipeError(f"{self.where} has no {key!r}: add it")
-        if type(value) is not kind:
-            raise RecipeError(f"{self.where}: {key} must be of type {kind.__name__}, got {value!r}")
-        return value
-
-    def take_choice(self, key: str, listed: Sequence[str], default: str | None = None) -> Any:
+    def choice(self, key: str, listed: Collection[str]) -> Any:
         """Returns an entry that is one of several words."""
-        value = self.take(key, str, default)
-        if value not in listed:
-            raise RecipeError(f"{self.where}: {key} must be one of {', '.join(listed)}, got {value!r}")
-        return value
-
-    def end(self) -> None:
-        """Refuses what nobody asked for."""
-        if self._left:
-            listed = ", ".join(dict.fromkeys(self._known))
-            raise RecipeError(f"{self.where} has unknown entries {', '.join(self._left)}: there are {listed}")
+        if self[key] not in listed:
+            raise RecipeError(f"{self.where}: {key} must be one of {', '.join(listed)}, got {self[key]!r}")
+        return self[key]
 
 
 #: Settings from one place of the file, and those that the scale puts in their stead.
@@ -179,117 +176,100 @@ class _Reader:
     """Turns the tables of a file into a recipe at one scale."""
 
     def __init__(self, path: Path, scale: str) -> None:
-        self._top, self._name, self._scale = _Table(read_file(path), str(path)), path.stem, scale
-        self._scales = self._top.take("scales", dict)
-        if scale not in self._scales:
-            raise RecipeError(f"{path} has no scale {scale!r}: it has {', '.join(self._scales)}")
+        grid: dict[str, Any] = {"rows": [], "columns": [], "paper": []}
+        told = {"title": str, "source": str, "notes": "", "figure": "table"}
+        self._top = _Table(read_file(path), str(path), **told, **grid, set={}, scales=dict, panels=list)
+        self._name, self._scale = path.stem, scale
+        if scale not in self._top["scales"]:
+            raise RecipeError(f"{path} has no scale {scale!r}: it has {', '.join(self._top['scales'])}")
 
     def recipe(self) -> Recipe:
         """Reads the whole file."""
         top = self._top
-        at_scale = _Table(self._scales[self._scale], f"{top.where}, scales.{self._scale}")
-        title, source, notes = top.take("title", str), top.take("source", str), top.take("notes", str, "")
-        self._figure = top.take_choice("figure", get_args(FigureKind), "table")
-        self._grid = {key: top.take(key, list, []) for key in ("rows", "columns", "paper")}
-        seeds = at_scale.take("seeds", int)
-        layer = self._layer(top, at_scale)
-        panels = [
-            self._panel(_Table(values, f"{top.where}, panel {i}"), layer)
-            for i, values in enumerate(top.take("panels", list), 1)
-        ]
-        top.end()
-        if seeds < 1:
-            raise RecipeError(f"{at_scale.where}: seeds must be at least 1, got {seeds}")
+        at_scale = self._at_scale(top, seeds=int)
+        panels = [self._panel(i, values, (top["set"], at_scale["set"])) for i, values in enumerate(top["panels"], 1)]
+        if at_scale["seeds"] < 1:
+            raise RecipeError(f"{at_scale.where}: seeds must be at least 1, got {at_scale['seeds']}")
         kept = tuple(panel for panel in panels if panel.cells)
         if not kept:
             raise RecipeError(f"{at_scale.where} leaves nothing to run")
-        return Recipe(self._name, title, source, notes.strip(), self._scale, seeds, kept)
+        notes = top["notes"].strip()
+        return Recipe(self._name, top["title"], top["source"], notes, self._scale, at_scale["seeds"], kept)
 
-    def _panel(self, table: _Table, common: _Layer) -> Panel:
-        at_scale = self._at_scale(table)
-        title, origin = table.take("title", str), table.take_choice("origin", get_args(Origin))
-        figure = table.take_choice("figure", get_args(FigureKind), self._figure)
+    def _panel(self, number: int, values: Any, common: _Layer) -> Panel:
+        shared = {key: self._top[key] for key in ("figure", "rows", "columns", "paper")}
+        where = f"{self._top.where}, panel {number}"
+        table = _Table(values, where, title=str, origin=str, **shared, cells=[], set={}, scales={})
         rows, columns = self._axis(table, "rows"), self._axis(table, "columns")
-        paper = _paper(table, self._grid["paper"], list(rows), list(columns))
+        paper = _paper(table, rows, columns)
         particular = {
-            (entry.take_choice("row", list(rows)), entry.take_choice("column", list(columns))): layer
-            for entry, layer in self._entries(table, "cells", [])
+            (entry.choice("row", rows), entry.choice("column", columns)): layer
+            for entry, layer in self._entries(table, "cells", row=str, column=str)
         }
+        at_scale = self._at_scale(table, rows=list(rows), columns=list(columns))
         kept_rows, kept_columns = _part(at_scale, "rows", rows), _part(at_scale, "columns", columns)
-        layer = self._layer(table, at_scale)
+        layer = table["set"], at_scale["set"]
         cells = {
             (row, column): _cell(
                 [common, layer, columns[column], rows[row], particular.get((row, column), ({}, {}))],
                 paper[row, column],
-                f"{table.where}, row {row!r}, column {column!r}",
+                f"{where}, row {row!r}, column {column!r}",
             )
             for row in kept_rows
             for column in kept_columns
             if (row, column) in paper
         }
-        table.end()
-        return Panel(title, origin, figure, kept_rows, kept_columns, cells)
+        origin, figure = table.choice("origin", get_args(Origin)), table.choice("figure", get_args(FigureKind))
+        return Panel(table["title"], origin, figure, kept_rows, kept_columns, cells)
 
-    def _entries(self, table: _Table, key: str, default: list[Any]) -> Iterator[tuple[_Table, _Layer]]:
-        """Yields the tables of a list with their settings. What nobody took of a table in its turn is refused."""
-        for i, values in enumerate(table.take(key, list, default)):
-            entry = _Table(values, f"{table.where}, {key}[{i}]")
-            yield entry, self._layer(entry, self._at_scale(entry))
-            entry.end()
+    def _entries(self, table: _Table, key: str, **wanted: Any) -> Iterator[tuple[_Table, _Layer]]:
+        """Yields the tables of a list with their settings."""
+        for i, values in enumerate(table[key]):
+            entry = _Table(values, f"{table.where}, {key}[{i}]", **wanted, set={}, scales={})
+            yield entry, (entry["set"], self._at_scale(entry)["set"])
 
     def _axis(self, table: _Table, key: str) -> dict[str, _Layer]:
         """Reads the rows or the columns, the panel's own or those given for all panels."""
         layers: dict[str, _Layer] = {}
-        for entry, layer in self._entries(table, key, self._grid[key]):
-            label = entry.take("label", str)
-            if label in layers:
-                raise RecipeError(f"{entry.where}: the label {label!r} is there twice")
-            layers[label] = layer
+        for entry, layer in self._entries(table, key, label=str):
+            if entry["label"] in layers:
+                raise RecipeError(f"{entry.where}: the label {entry['label']!r} is there twice")
+            layers[entry["label"]] = layer
         if not layers:
             raise RecipeError(f"{table.where} has no {key}: give them there, or once for all panels")
         return layers
 
-    def _at_scale(self, table: _Table) -> _Table:
-        """Returns what a table says of the scale."""
-        scales = table.take("scales", dict, {})
-        if unknown := [name for name in scales if name not in self._scales]:
+    def _at_scale(self, table: _Table, **wanted: Any) -> _Table:
+        """Returns what a table says of the scale: settings, and what else is wanted there."""
+        known, scales = self._top["scales"], table["scales"]
+        if unknown := [name for name in scales if name not in known]:
             raise RecipeError(
-                f"{table.where} has unknown scales {', '.join(unknown)}: the recipe has {', '.join(self._scales)}"
+                f"{table.where} has unknown scales {', '.join(unknown)}: the recipe has {', '.join(known)}"
             )
-        return _Table(scales.get(self._scale, {}), f"{table.where}, scales.{self._scale}")
-
-    def _layer(self, table: _Table, at_scale: _Table) -> _Layer:
-        layer = table.take("set", dict, {}), at_scale.take("set", dict, {})
-        at_scale.end()
-        return layer
+        return _Table(scales.get(self._scale, {}), f"{table.where}, scales.{self._scale}", **wanted, set={})
 
 
-def _part(at_scale: _Table, key: str, labels: Iterable[str]) -> tuple[str, ...]:
+def _part(at_scale: _Table, key: str, labels: Collection[str]) -> tuple[str, ...]:
     """Returns the rows or columns that are run at a scale, in the order of the full grid."""
-    labels = list(labels)
-    chosen = at_scale.take(key, list, labels)
-    if unknown := [label for label in chosen if label not in labels]:
-        raise RecipeError(f"{at_scale.where}: no such {key} as {unknown!r}: there are {labels!r}")
-    return tuple(label for label in labels if label in chosen)
+    if unknown := [label for label in at_scale[key] if label not in labels]:
+        raise RecipeError(f"{at_scale.where}: no such {key} as {unknown!r}: there are {list(labels)!r}")
+    return tuple(label for label in labels if label in at_scale[key])
 
 
-def _paper(
-    table: _Table, shared: list[Any], rows: Sequence[str], columns: Sequence[str]
-) -> dict[tuple[str, str], float | None]:
+def _paper(table: _Table, rows: Collection[str], columns: Collection[str]) -> dict[tuple[str, str], float | None]:
     """Reads the paper's figures; cells that do not apply are left out."""
-    matrix = table.take("paper", list, shared) or [[math.nan] * len(columns)] * len(rows)
+    matrix = table["paper"] or [[math.nan] * len(columns)] * len(rows)
     if [len(line) if isinstance(line, list) else 0 for line in matrix] != [len(columns)] * len(rows):
         raise RecipeError(f"{table.where}: paper must have {len(rows)} rows of {len(columns)} values, got {matrix!r}")
     found: dict[tuple[str, str], float | None] = {}
-    for row, line in zip(rows, matrix, strict=True):
-        for column, value in zip(columns, line, strict=True):
-            if value == _NOT_APPLICABLE:
-                continue
-            if type(value) not in (int, float) or not (math.isnan(value) or 0 <= value <= 100):
-                raise RecipeError(
-                    f"{table.where}: paper has {value!r}: give a percentage, nan (not printed) or {_NOT_APPLICABLE!r}"
-                )
-            found[row, column] = None if math.isnan(value) else float(value)
+    for place, value in zip(product(rows, columns), chain.from_iterable(matrix), strict=True):
+        if value == _NOT_APPLICABLE:
+            continue
+        if type(value) not in (int, float) or not (math.isnan(value) or 0 <= value <= 100):
+            raise RecipeError(
+                f"{table.where}: paper has {value!r}: give a percentage, nan (not printed) or {_NOT_APPLICABLE!r}"
+            )
+        found[place] = None if math.isnan(value) else float(value)
     return found
 
 
