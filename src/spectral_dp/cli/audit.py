@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import plain_errors, with_settings
+from spectral_dp.cli.options import JsonOption, QuietOption, print_result, with_settings
 from spectral_dp.cli.progress import progress_bar
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.files import write_json
@@ -64,8 +62,8 @@ def audit_command(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw canary scores and trade-off curve to this PNG.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the report to this file, as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Audits the training step of a configuration, of a run, of Opacus, or a gradient release of your own.
 
@@ -77,23 +75,19 @@ def audit_command(
     spectral-dp audit --dataset mnist --model lenet5 --epsilon 2 --target opacus
     spectral-dp audit --target mine.py:release --noise-multiplier 1.1 --max-grad-norm 1 --batch-size 64
     """  # noqa: D301  (\b is for click: keep these lines as they are)
-    with plain_errors():
-        for option, path in (("--plot", plot), ("--out", out)):
-            if path is not None and not path.parent.is_dir():
-                raise SettingsError(f"{option} {path}: there is no directory {path.parent}")
-        sizes = {"input_shape": input_shape and _shape(input_shape), "classes": classes, "samples": samples}
-        audited = _target(run, given, target, sizes, {"dimension": dimension, "returns": returns})
-        report = _report(audited, full, confidence, audit_seed, quiet or as_json)
-        if out is not None:
-            write_json(out, report.to_json())
-        if plot is not None and report.scores:  # none where no canary could be seen
-            from spectral_dp.experiments.audit_figure import draw_audit
+    for option, path in (("--plot", plot), ("--out", out)):
+        if path is not None and not path.parent.is_dir():
+            raise SettingsError(f"{option} {path}: there is no directory {path.parent}")
+    sizes = {"input_shape": input_shape and _shape(input_shape), "classes": classes, "samples": samples}
+    audited = _target(run, given, target, sizes, {"dimension": dimension, "returns": returns})
+    report = _report(audited, full, confidence, audit_seed, quiet or as_json)
+    if out is not None:
+        write_json(out, report.to_json())
+    if plot is not None and report.scores:  # none where no canary could be seen
+        from spectral_dp.experiments.audit_figure import draw_audit
 
-            draw_audit(report, plot)
-    if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
-    else:
-        Console().print(_table(report))
+        draw_audit(report, plot)
+    print_result(report.to_json(), _table(report), as_json)
     if not report.ok:
         raise typer.Exit(VIOLATION)
 

@@ -3,7 +3,6 @@
 An epoch counts as ``ceil(samples / batch_size)`` steps: rounding up never understates what is spent.
 """
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import plain_errors
+from spectral_dp.cli.options import JsonOption, plain_errors, print_result
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.files import save_figure
 from spectral_dp.relations import Relation
@@ -52,9 +51,7 @@ def budget_command(
     plot: Annotated[
         Path | None, typer.Option(help="Write the curve of epsilon spent against epochs to this PNG.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON and nothing else; an infinite epsilon is null.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Says which noise a privacy budget takes, or what a noise multiplier spends.
 
@@ -74,11 +71,8 @@ def budget_command(
         rows = _answer(plan, epsilon or [], noise_multiplier or [], accountant)
         if plot is not None:
             _draw(plan, rows, plot)
-    if as_json:
-        answers = [row | {"epsilon": row["epsilon"] if math.isfinite(row["epsilon"]) else None} for row in rows]
-        typer.echo(json.dumps({"plan": asdict(plan), "rows": answers}, indent=2, allow_nan=False))
-    else:
-        Console().print(_table(plan, rows))
+    answers = [row | {"epsilon": row["epsilon"] if math.isfinite(row["epsilon"]) else None} for row in rows]
+    print_result({"plan": asdict(plan), "rows": answers}, _table(plan, rows), as_json)
 
 
 def _answer(plan: Plan, epsilons: list[float], multipliers: list[float], choice: AccountantChoice) -> list[Row]:

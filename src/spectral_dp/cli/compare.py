@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import plain_errors, with_settings
+from spectral_dp.cli.options import JsonOption, with_settings
 from spectral_dp.cli.progress import run_all
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
@@ -32,7 +32,7 @@ def compare_command(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from --seed.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Directory of the runs (default: runs/compare-TIME).")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; more than one spoils the times in the table.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Trains several configurations on the same data, seeds and budget, and prints one table.
 
@@ -43,20 +43,19 @@ def compare_command(
     spectral-dp compare --epsilon 2 --seeds 3
     spectral-dp compare --arm opacus --arm "rho 0.5: linear_ratio=0.5"
     """  # noqa: D301  (\b is for click: keep these lines as they are)
-    with plain_errors():
-        from spectral_dp.experiments.comparison import Comparison, write_comparison  # late: torch takes a second
-        from spectral_dp.experiments.grid import check_data
+    from spectral_dp.experiments.comparison import Comparison, write_comparison  # late: torch takes a second
+    from spectral_dp.experiments.grid import check_data
 
-        listed = given.pop("arms", {})
-        common = {"reproducible": True} | given
-        arms = _arms(common, listed, arm or ([] if listed else list(DEFAULT_ARMS)))
-        first = Settings.from_dict(common).seed
-        comparison = Comparison(arms, range(first, first + seeds), jobs)
-        root = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
-        check_data(comparison.runs(), root)
-        if code := run_all(comparison.runs(), root, jobs, to_go_on=f"the same command with --out {root}"):
-            raise typer.Exit(code)
-        table = write_comparison(comparison, root)
+    listed = given.pop("arms", {})
+    common = {"reproducible": True} | given
+    arms = _arms(common, listed, arm or ([] if listed else list(DEFAULT_ARMS)))
+    first = Settings.from_dict(common).seed
+    comparison = Comparison(arms, range(first, first + seeds), jobs)
+    root = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
+    check_data(comparison.runs(), root)
+    if code := run_all(comparison.runs(), root, jobs, to_go_on=f"the same command with --out {root}"):
+        raise typer.Exit(code)
+    table = write_comparison(comparison, root)
     if as_json:
         typer.echo((root / "comparison.json").read_text())
         return

@@ -1,6 +1,5 @@
 """``spectral-dp data``: which data sets there are, and getting them."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from spectral_dp.cli.options import JsonOption, print_result
 
 if TYPE_CHECKING:
     from spectral_dp.data.catalog import DatasetInfo
@@ -59,7 +60,7 @@ def get(
 @data_app.command(name="list")
 def list_(
     cache: CacheOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Lists the data sets and whether they are in the cache."""
     from spectral_dp.data import DataError, cache_directory
@@ -70,11 +71,8 @@ def list_(
     except DataError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
-    if as_json:
-        typer.echo(json.dumps(listed, indent=2))
-    else:
-        place = cache_directory() if cache is None else cache
-        Console().print(_table(listed, f"cache: {place}; fetch with `spectral-dp data get NAME`"))
+    caption = f"cache: {cache or cache_directory()}; fetch with `spectral-dp data get NAME`"
+    print_result(listed, _table(listed, caption), as_json)
 
 
 def _listed(info: "DatasetInfo", cache: Path | None) -> dict[str, Any]:

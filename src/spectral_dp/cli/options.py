@@ -1,8 +1,9 @@
-"""Turns the settings of a run into flags of a command, so that a new setting is a flag at once, everywhere."""
+"""What commands share: the settings of a run as flags, so that a new one is a flag everywhere, errors and results."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 import warnings
@@ -13,16 +14,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.settings import Settings, kind_of, read_file
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; what is infinite is null.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 #: Settings whose flag is given once for each element, and what an element looks like.
 _REPEATED = {"dense_layers": "NAME", "layer_max_grad_norms": "C", "layer_ratios": "NAME=RATIO"}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command a flag for every setting; it receives those that were given, as ``given``.
+    """Gives a command a flag for every setting, and plain errors; it receives what was given, as ``given``.
 
     Flags win over the file of ``--config``.
     """
@@ -33,11 +39,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         config = values.pop("config")
         with plain_errors():
             given = read_file(config) if config is not None else {}
-        for name in flags:
-            value = values.pop(name)
-            if value is not None and value != []:
-                given[name] = _layer_ratios(value) if name == "layer_ratios" else value
-        command(given=given, **values)
+            for name in flags:
+                value = values.pop(name)
+                if value is not None and value != []:
+                    given[name] = _layer_ratios(value) if name == "layer_ratios" else value
+            command(given=given, **values)
 
     config = typer.Option(help="Settings from a TOML file, or the config.json of a run; flags win.")
     kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values() if p.name != "given"]
@@ -46,6 +52,14 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {p.name: p.annotation for p in taken}
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     return run
+
+
+def print_result(value: Any, table: Table, as_json: bool) -> None:
+    """Prints what a command found: for people, or for programs."""
+    if as_json:
+        typer.echo(json.dumps(value, indent=2, allow_nan=False))
+    else:
+        Console().print(table)
 
 
 @contextmanager

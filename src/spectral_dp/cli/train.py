@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import plain_errors, with_settings
+from spectral_dp.cli.options import JsonOption, QuietOption, print_result, with_settings
 from spectral_dp.cli.progress import INTERRUPTED, progress_bar
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
@@ -28,8 +26,8 @@ def train_command(
         Path | None, typer.Option(help="Directory of the run (default: runs/DATASET-MODEL-METHOD-TIME).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
     or_begin: Annotated[bool, typer.Option("--or-begin", hidden=True)] = False,  # with --resume, for scripts
 ) -> None:
     """Trains a network with Spectral-DP, DP-SGD or without privacy, and writes a run directory.
@@ -39,24 +37,20 @@ def train_command(
     spectral-dp train --dataset mnist --model lenet5 --epsilon 2
     spectral-dp train --out runs/x --resume
     """  # noqa: D301  (\b is for click: keep these lines as they are)
-    with plain_errors():
-        from spectral_dp.experiments.run_directory import RunDirectory  # late: torch takes a second
+    from spectral_dp.experiments.run_directory import RunDirectory  # late: torch takes a second
 
-        if resume and out is None:
-            raise typer.BadParameter("--resume needs --out, the directory of the run to go on with")
-        if resume and out is not None and RunDirectory(out).exists:
-            given = RunDirectory(out).settings().to_dict() | given
-        elif resume and not or_begin:
-            raise SettingsError(f"--resume: {out} holds no run to go on with; leave --resume out to begin one there")
-        asked = Settings.from_dict(given, source="the settings")
-        _warn_of_unused(asked, given)
-        settings = asked.resolved()
-        directory = RunDirectory(out or _default_directory(settings))
-        summary = _run(settings, directory, resume, quiet or as_json)
-    if as_json:
-        typer.echo(json.dumps({"directory": str(directory.path), **summary}, indent=2))
-    else:
-        Console().print(_table(summary, directory.path))
+    if resume and out is None:
+        raise typer.BadParameter("--resume needs --out, the directory of the run to go on with")
+    if resume and out is not None and RunDirectory(out).exists:
+        given = RunDirectory(out).settings().to_dict() | given
+    elif resume and not or_begin:
+        raise SettingsError(f"--resume: {out} holds no run to go on with; leave --resume out to begin one there")
+    asked = Settings.from_dict(given, source="the settings")
+    _warn_of_unused(asked, given)
+    settings = asked.resolved()
+    directory = RunDirectory(out or _default_directory(settings))
+    summary = _run(settings, directory, resume, quiet or as_json)
+    print_result({"directory": str(directory.path), **summary}, _table(summary, directory.path), as_json)
 
 
 def _run(settings: ResolvedSettings, directory: Any, resume: bool, quiet: bool) -> dict[str, Any]:

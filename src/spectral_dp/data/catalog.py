@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from spectral_dp.data.cifar_png import PNG_FILES, batches_from_pictures
 from spectral_dp.data.errors import DataError
@@ -96,15 +97,16 @@ def find(name: str) -> DatasetInfo:
 
 
 _IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_IDX_ARCHIVES = tuple(f"{name}.gz" for name in _IDX_NAMES)
 _IDX_SIZES = (16 + 60_000 * 28 * 28, 8 + 60_000, 16 + 10_000 * 28 * 28, 8 + 10_000)
 
 
-def _idx(folder: str, *md5s: str) -> Edition:
+def _mnist_like(name: str, folder: str, md5s: Sequence[str], **others: Any) -> DatasetInfo:
     files = tuple(Original(*file) for file in zip(_IDX_NAMES, md5s, _IDX_SIZES, strict=True))
-    return Edition(files[:2], files[2:], folder, parse_idx_pair)
+    editions = (Edition(files[:2], files[2:], folder, parse_idx_pair),)
+    return DatasetInfo(name, (1, 28, 28), 10, 60_000, 10_000, editions=editions, **others)
 
 
-_mnist_like = partial(DatasetInfo, shape=(1, 28, 28), classes=10, train_samples=60_000, test_samples=10_000)
 _cifar = partial(
     DatasetInfo,
     shape=(3, 32, 32),
@@ -118,18 +120,16 @@ _DIGITS = DatasetInfo(
 )
 
 _MNIST = _mnist_like(
-    name="mnist",
+    "mnist",
+    "MNIST/raw",
+    (
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+    ),
     mean=(0.1307,),
     std=(0.3081,),
-    editions=(
-        _idx(
-            "MNIST/raw",
-            "6bbc9ace898e44ae57da46a324031adb",
-            "a25bea736e30d166cdddb491f175f624",
-            "2646ac647ad5339dbf082846283269ea",
-            "27ae3e4e09519cfbb04c329615203637",
-        ),
-    ),
     mirrors=(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -138,28 +138,21 @@ _MNIST = _mnist_like(
 )
 
 _FASHION_MNIST = _mnist_like(
-    name="fashion-mnist",
+    "fashion-mnist",
+    "FashionMNIST/raw",
+    (
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
+    ),
     mean=(0.2860,),
     std=(0.3530,),
-    editions=(
-        _idx(
-            "FashionMNIST/raw",
-            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "9018921c3c673c538a1fc5bad174d6f9",
-            "8181f5470baa50b63fa0f6fddb340f0a",
-            "15d484375f8d13e6eb1aabb0c3f46965",
-        ),
-    ),
     mirrors=(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",  # offers no https
     ),
-    package=Package(
-        "apt",
-        "dataset-fashion-mnist",
-        "./usr/share/datasets/fashion-mnist/",
-        tuple(f"{name}.gz" for name in _IDX_NAMES),
-    ),
+    package=Package("apt", "dataset-fashion-mnist", "./usr/share/datasets/fashion-mnist/", _IDX_ARCHIVES),
 )
 
 _CIFAR10 = _cifar(
