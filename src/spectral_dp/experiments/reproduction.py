@@ -213,5 +213,5 @@ def _heat_map(panel: Panel, results: Results) -> Figure:
 
 
 def _matrix(panel: Panel, values: Mapping[tuple[str, str], float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    found = [[values.get((row, column)) for column in panel.columns] for row in panel.rows]
-    return np.array([[np.nan if value is None else value for value in line] for line in found], dtype=float)
+    """Returns the values by row and column; NaN where there is none."""
+    return np.array([[values.get((row, column)) for column in panel.columns] for row in panel.rows], dtype=float)

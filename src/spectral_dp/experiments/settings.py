@@ -14,7 +14,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -52,6 +52,15 @@ _data, _model, _privacy, _spectral, _training, _execution = (partial(_option, gr
 _POSITIVE = (
     *("epochs", "batch_size", "augmentation_multiplicity", "evaluate_every", "max_grad_norm", "learning_rate"),
     *("train_size", "test_size", "image_size", "max_physical_batch_size", "threads", "epsilon"),
+)
+
+#: Which values settings may have, and that in words; None, where a setting may be left open, always.
+_RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (_POSITIVE, lambda value: value > 0, "positive"),
+    (("momentum", "ema_decay"), lambda value: 0 <= value < 1, "in [0, 1)"),
+    (("shift", "weight_decay", "validation_size", "noise_multiplier"), lambda value: value >= 0, "at least 0"),
+    (("delta",), lambda value: 0 < value < 1, "between 0 and 1"),
+    (("seed",), lambda value: 0 <= value < 2**31, "from 0 to 2^31 - 1"),
 )
 
 
@@ -153,26 +162,20 @@ class _Options:
             object.__setattr__(self, f.name, _checked(f.name, self.hints()[f.name], getattr(self, f.name)))
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError("give epsilon or noise_multiplier, not both")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            _require(name, value, value is None or value > 0, "positive")
-        for name in ("momentum", "ema_decay"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "in [0, 1)")
-        for name in ("shift", "weight_decay", "validation_size"):
-            _require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        _require("delta", self.delta, 0 < self.delta < 1, "between 0 and 1")
-        _require("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2^31 - 1")
+        for names, is_within, words in _RANGES:
+            for name in names:
+                if (value := getattr(self, name)) is not None and not is_within(value):
+                    raise SettingsError(f"{name} must be {words}, got {value}")
         if self.optimizer == "adam" and self.momentum:
             raise SettingsError(f"momentum {self.momentum} is SGD's: leave it out with adam, which has its own")
         if self.layer_max_grad_norms and self.clipping != "per_layer":
             raise SettingsError(f"layer_max_grad_norms needs clipping per_layer, not {self.clipping}")
         if self.noise_allocation == "optimal" and self.clipping != "per_layer":
             raise SettingsError(f"noise_allocation optimal needs clipping per_layer, not {self.clipping}")
-        if self.noise_multiplier is not None:
-            _require("noise_multiplier", self.noise_multiplier, self.noise_multiplier >= 0, "at least 0")
         ratios = {"conv_ratio": self.conv_ratio, "linear_ratio": self.linear_ratio, **self.layer_ratios}
         for name, ratio in ratios.items():
-            _require(name, ratio, ratio is None or 0 <= ratio < 1, "in [0, 1): the fraction to drop")
+            if ratio is not None and not 0 <= ratio < 1:
+                raise SettingsError(f"{name} must be in [0, 1): the fraction to drop, got {ratio}")
 
     @classmethod
     @cache
@@ -315,8 +318,3 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
     if type(value) is not kind:
         raise SettingsError(f"{name} must be of type {kind.__name__}, got {value!r}")
     return value
-
-
-def _require(name: str, value: Any, holds: bool, what: str) -> None:
-    if not holds:
-        raise SettingsError(f"{name} must be {what}, got {value}")

@@ -5,6 +5,6 @@ dense or in its block-circulant form.
 """
 
 from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
-from spectral_dp.models.registry import Entry, build, entry, names, register_model
+from spectral_dp.models.registry import Entry, build, entry, register_model
 
-__all__ = ["Activation", "Entry", "LeNet5", "Model1", "Model2", "Model3", "build", "entry", "names", "register_model"]
+__all__ = ["Activation", "Entry", "LeNet5", "Model1", "Model2", "Model3", "build", "entry", "register_model"]

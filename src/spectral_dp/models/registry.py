@@ -40,11 +40,6 @@ def register_model(name: str, factory: Factory, *, spectral: Mapping[str, Any] |
     _REGISTRY[name] = Entry(factory, MappingProxyType(dict(spectral or {})))
 
 
-def names() -> tuple[str, ...]:
-    """The names of all registered networks."""
-    return tuple(_REGISTRY)
-
-
 def entry(name: str) -> Entry:
     """Returns a registered network, or the factory at an import path ``package.module:factory``."""
     if name in _REGISTRY:
