@@ -19,40 +19,41 @@ The public names, and the rooms of the library as attributes, are imported when 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from spectral_dp._version import __version__
+from spectral_dp._version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from spectral_dp.accounting.budget import BudgetExhausted
-    from spectral_dp.errors import SpectralDPError
-    from spectral_dp.gradients import LayerConfig
-    from spectral_dp.layers import BlockCirculantLinear, convert_linear
-    from spectral_dp.mechanism.clipping import (
-        AutomaticClipping,
-        Clipped,
-        FlatClipping,
-        NonFiniteWarning,
-        PerLayerClipping,
-        clip_and_sum,
-        clip_each,
-    )
-    from spectral_dp.mechanism.filters import (
-        AdaptiveFilter,
-        AnnealedFilter,
-        Filter,
-        LowPassFilter,
-        PaperBandFilter,
-        ShapedFilter,
-    )
-    from spectral_dp.mechanism.gains import Gains
-    from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
-    from spectral_dp.mechanism.perturbation import perturb, perturb_sum
-    from spectral_dp.mechanism.transforms import Transform, get_transform
-    from spectral_dp.relations import Relation
-    from spectral_dp.training.checkpoint import CheckpointError
-    from spectral_dp.training.config import SpectralConfig
-    from spectral_dp.training.engine import PrivacyEngine
-    from spectral_dp.training.rehearsal import RehearsalError
-    from spectral_dp.training.sampling import PoissonLoader
+if TYPE_CHECKING:  # `as` marks a name as public for type checkers
+    from spectral_dp.accounting.budget import BudgetExhausted as BudgetExhausted
+    from spectral_dp.errors import SpectralDPError as SpectralDPError
+    from spectral_dp.gradients import LayerConfig as LayerConfig
+    from spectral_dp.layers import BlockCirculantLinear as BlockCirculantLinear
+    from spectral_dp.layers import convert_linear as convert_linear
+    from spectral_dp.mechanism.clipping import AutomaticClipping as AutomaticClipping
+    from spectral_dp.mechanism.clipping import Clipped as Clipped
+    from spectral_dp.mechanism.clipping import FlatClipping as FlatClipping
+    from spectral_dp.mechanism.clipping import NonFiniteWarning as NonFiniteWarning
+    from spectral_dp.mechanism.clipping import PerLayerClipping as PerLayerClipping
+    from spectral_dp.mechanism.clipping import clip_and_sum as clip_and_sum
+    from spectral_dp.mechanism.clipping import clip_each as clip_each
+    from spectral_dp.mechanism.filters import AdaptiveFilter as AdaptiveFilter
+    from spectral_dp.mechanism.filters import AnnealedFilter as AnnealedFilter
+    from spectral_dp.mechanism.filters import Filter as Filter
+    from spectral_dp.mechanism.filters import LowPassFilter as LowPassFilter
+    from spectral_dp.mechanism.filters import PaperBandFilter as PaperBandFilter
+    from spectral_dp.mechanism.filters import ShapedFilter as ShapedFilter
+    from spectral_dp.mechanism.gains import Gains as Gains
+    from spectral_dp.mechanism.noise import NoiseSource as NoiseSource
+    from spectral_dp.mechanism.noise import SecureNoise as SecureNoise
+    from spectral_dp.mechanism.noise import SeededNoise as SeededNoise
+    from spectral_dp.mechanism.perturbation import perturb as perturb
+    from spectral_dp.mechanism.perturbation import perturb_sum as perturb_sum
+    from spectral_dp.mechanism.transforms import Transform as Transform
+    from spectral_dp.mechanism.transforms import get_transform as get_transform
+    from spectral_dp.relations import Relation as Relation
+    from spectral_dp.training.checkpoint import CheckpointError as CheckpointError
+    from spectral_dp.training.config import SpectralConfig as SpectralConfig
+    from spectral_dp.training.engine import PrivacyEngine as PrivacyEngine
+    from spectral_dp.training.rehearsal import RehearsalError as RehearsalError
+    from spectral_dp.training.sampling import PoissonLoader as PoissonLoader
 
 _HOMES = {
     "accounting.budget": ["BudgetExhausted"],
@@ -90,41 +91,8 @@ _HOMES = {
 _ROOMS = {"accounting", "audit", "gradients", "layers", "mechanism", "relations", "training", "utils", "validators"}
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "AdaptiveFilter",
-    "AnnealedFilter",
-    "AutomaticClipping",
-    "BlockCirculantLinear",
-    "BudgetExhausted",
-    "CheckpointError",
-    "Clipped",
-    "Filter",
-    "FlatClipping",
-    "Gains",
-    "LayerConfig",
-    "LowPassFilter",
-    "NoiseSource",
-    "NonFiniteWarning",
-    "PaperBandFilter",
-    "PerLayerClipping",
-    "PoissonLoader",
-    "PrivacyEngine",
-    "RehearsalError",
-    "Relation",
-    "SecureNoise",
-    "SeededNoise",
-    "ShapedFilter",
-    "SpectralConfig",
-    "SpectralDPError",
-    "Transform",
-    "__version__",
-    "clip_and_sum",
-    "clip_each",
-    "convert_linear",
-    "get_transform",
-    "perturb",
-    "perturb_sum",
-]
+if not TYPE_CHECKING:  # a type checker would take every name that it cannot read in this list for a private one
+    __all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:
@@ -138,4 +106,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOME_OF})
