@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, Required, TypeAlias, TypedDict, Unpack, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,6 +44,38 @@ from spectral_dp.training.schedulers import (
 PrivateLoader: TypeAlias = PoissonLoader | CountingLoader
 PrivateParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateLoader]
 GhostParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateCriterion, PrivateLoader]
+
+
+class PrivateOptions(TypedDict, total=False):
+    """The arguments of :meth:`PrivacyEngine.make_private`, but for those that its overloads tell apart."""
+
+    module: Required[nn.Module]
+    optimizer: Required[Optimizer]
+    data_loader: Required[DataLoader[Any]]
+    max_grad_norm: Required[float | Sequence[float]]
+    criterion: Callable[..., Tensor] | None
+    batch_first: bool
+    loss_reduction: LossReduction
+    poisson_sampling: bool
+    clipping: ClippingName | Clipping
+    noise_allocation: Literal["uniform", "optimal"]
+    spectral: SpectralConfig | None
+    max_physical_batch_size: int | None
+    augmentation_multiplicity: int
+    sample_rate: float | None
+    rehearsal: bool
+    noise_generator: None
+    wrap_model: bool
+    rand_on_empty: bool
+
+
+class BudgetOptions(PrivateOptions, total=False):
+    """The arguments of :meth:`PrivacyEngine.make_private_with_epsilon`."""
+
+    target_epsilon: Required[float]
+    target_delta: Required[float]
+    epochs: Required[float]
+    stop_at_budget: bool
 
 
 class PrivacyEngine:
@@ -85,54 +117,12 @@ class PrivacyEngine:
 
     @overload
     def make_private(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[Any],
-        noise_multiplier: float,
-        max_grad_norm: float | Sequence[float],
-        criterion: Callable[..., Tensor] | None = None,
-        batch_first: bool = True,
-        loss_reduction: LossReduction = "mean",
-        poisson_sampling: bool = True,
-        clipping: ClippingName | Clipping = "flat",
-        noise_allocation: Literal["uniform", "optimal"] = "uniform",
-        spectral: SpectralConfig | None = None,
-        max_physical_batch_size: int | None = None,
-        augmentation_multiplicity: int = 1,
-        sample_rate: float | None = None,
-        rehearsal: bool = True,
-        noise_generator: None = None,
-        grad_sample_mode: PlainMode = "hooks",
-        wrap_model: bool = True,
-        rand_on_empty: bool = False,
+        self, *, noise_multiplier: float, grad_sample_mode: PlainMode = ..., **options: Unpack[PrivateOptions]
     ) -> PrivateParts: ...
 
     @overload
     def make_private(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[Any],
-        noise_multiplier: float,
-        max_grad_norm: float | Sequence[float],
-        criterion: Callable[..., Tensor] | None = None,
-        batch_first: bool = True,
-        loss_reduction: LossReduction = "mean",
-        poisson_sampling: bool = True,
-        clipping: ClippingName | Clipping = "flat",
-        noise_allocation: Literal["uniform", "optimal"] = "uniform",
-        spectral: SpectralConfig | None = None,
-        max_physical_batch_size: int | None = None,
-        augmentation_multiplicity: int = 1,
-        sample_rate: float | None = None,
-        rehearsal: bool = True,
-        noise_generator: None = None,
-        grad_sample_mode: GhostMode,
-        wrap_model: bool = True,
-        rand_on_empty: bool = False,
+        self, *, noise_multiplier: float, grad_sample_mode: GhostMode, **options: Unpack[PrivateOptions]
     ) -> GhostParts: ...
 
     def make_private(
@@ -263,60 +253,12 @@ class PrivacyEngine:
 
     @overload
     def make_private_with_epsilon(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[Any],
-        target_epsilon: float,
-        target_delta: float,
-        epochs: float,
-        max_grad_norm: float | Sequence[float],
-        criterion: Callable[..., Tensor] | None = None,
-        batch_first: bool = True,
-        loss_reduction: LossReduction = "mean",
-        poisson_sampling: bool = True,
-        clipping: ClippingName | Clipping = "flat",
-        noise_allocation: Literal["uniform", "optimal"] = "uniform",
-        spectral: SpectralConfig | None = None,
-        max_physical_batch_size: int | None = None,
-        augmentation_multiplicity: int = 1,
-        sample_rate: float | None = None,
-        rehearsal: bool = True,
-        noise_generator: None = None,
-        grad_sample_mode: PlainMode = "hooks",
-        wrap_model: bool = True,
-        rand_on_empty: bool = False,
-        stop_at_budget: bool = False,
+        self, *, grad_sample_mode: PlainMode = ..., **options: Unpack[BudgetOptions]
     ) -> PrivateParts: ...
 
     @overload
     def make_private_with_epsilon(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[Any],
-        target_epsilon: float,
-        target_delta: float,
-        epochs: float,
-        max_grad_norm: float | Sequence[float],
-        criterion: Callable[..., Tensor] | None = None,
-        batch_first: bool = True,
-        loss_reduction: LossReduction = "mean",
-        poisson_sampling: bool = True,
-        clipping: ClippingName | Clipping = "flat",
-        noise_allocation: Literal["uniform", "optimal"] = "uniform",
-        spectral: SpectralConfig | None = None,
-        max_physical_batch_size: int | None = None,
-        augmentation_multiplicity: int = 1,
-        sample_rate: float | None = None,
-        rehearsal: bool = True,
-        noise_generator: None = None,
-        grad_sample_mode: GhostMode,
-        wrap_model: bool = True,
-        rand_on_empty: bool = False,
-        stop_at_budget: bool = False,
+        self, *, grad_sample_mode: GhostMode, **options: Unpack[BudgetOptions]
     ) -> GhostParts: ...
 
     def make_private_with_epsilon(
