@@ -6,9 +6,9 @@ import math
 from spectral_dp.audit.report import Report, Verdict
 from spectral_dp.audit.statistics.coverage import Coverage
 
-HOLDS = Verdict("noise law", "ten numbers", "p-value", 0.01, 0.4, "at least", 0.99, True, 0.5)
+HOLDS = Verdict("noise law", "ten numbers", "p-value", 0.01, 0.4, "at least", 0.99, seconds=0.5)
 FAILS = Verdict(
-    "canaries, many steps", "a run", "epsilon of the run", 2.0, math.inf, "at most", 0.99, False, 1.0, "bare"
+    "canaries, many steps", "a run", "epsilon of the run", 2.0, math.inf, "at most", 0.99, seconds=1.0, note="bare"
 )
 LEFT_OUT = Verdict.left_out("linear map", "no torch")
 CLAIM = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": 1.0, "relation": "add_or_remove_one"}
@@ -20,6 +20,14 @@ def test_one_violation_is_enough():
     assert not broken.ok
     assert broken.violations == (FAILS,)
     assert broken.epsilon_lower_bound == math.inf
+
+
+def test_the_verdict_follows_from_the_numbers():
+    for measured, wanted, ok in ((2.2, "at most", True), (2.4, "at most", False), (1.8, "at least", True)):
+        assert Verdict("a", "b", "c", 2.0, measured, wanted, slack=0.3).ok is ok
+    assert Verdict("a", "b", "c", 2.0, 1.6, "at least", slack=0.3).ok is False
+    assert Verdict("a", "b", "c", 2.0, math.nan, "at most").ok is False, "what is not a number proves nothing"
+    assert LEFT_OUT.ok is None
 
 
 def test_audits_that_were_not_made_prove_nothing():

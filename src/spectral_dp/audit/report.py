@@ -20,9 +20,10 @@ class Verdict:
         quantity: What ``claimed`` and ``measured`` are.
         claimed: The value that follows from the claim.
         measured: What was found: a bound at ``confidence``, or the value itself where that is None.
-        wanted: On which side of the claim the measured value must lie.
+        wanted: On which side of the claim the measured value must lie; None where the audit could not be made (the note
+            says why).
         confidence: That the audit does not accuse a sound release, all its looks together; None where it is exact.
-        ok: Whether the claim stands; None where the audit could not be made (the note says why).
+        slack: How far beyond the claim the measured value may lie, for rounding.
         seconds: How long the audit took. :func:`~spectral_dp.audit.run_audit` measures it.
         note: In plain words, what was found or why it was left out.
         details: Plain values for the JSON report.
@@ -33,44 +34,26 @@ class Verdict:
     quantity: str
     claimed: float
     measured: float
-    wanted: Literal["at least", "at most"]
-    confidence: float | None
-    ok: bool | None
+    wanted: Literal["at least", "at most"] | None
+    confidence: float | None = None
+    slack: float = 0.0
     seconds: float = 0.0
     note: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def at_most(
-        cls,
-        audit: str,
-        tested: str,
-        quantity: str,
-        claimed: float,
-        measured: float,
-        *,
-        slack: float = 0.0,
-        confidence: float | None = None,
-        note: str = "",
-        details: Mapping[str, Any] | None = None,
-    ) -> Verdict:
-        """Returns the verdict on a value that must not exceed the claimed one by more than ``slack``."""
-        ok = measured <= claimed + slack
-        return cls(audit, tested, quantity, claimed, measured, "at most", confidence, ok, 0.0, note, details or {})
-
-    @classmethod
-    def of_p_value(
-        cls, audit: str, tested: str, law: str, p: float, confidence: float, *, note: str, details: Mapping[str, Any]
-    ) -> Verdict:
-        """Returns the verdict of a statistical test for a claimed law, from the p-value of all its looks together."""
-        level = 1 - confidence
-        quantity = f"p-value of {law}"
-        return cls(audit, tested, quantity, level, p, "at least", confidence, p >= level, 0.0, note, details)
-
-    @classmethod
     def left_out(cls, audit: str, reason: str) -> Verdict:
         """An audit that could not be made."""
-        return cls(audit, "nothing", "", math.nan, math.nan, "at most", None, None, note=reason)
+        return cls(audit, "nothing", "", math.nan, math.nan, None, note=reason)
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the claim stands; None where the audit could not be made."""
+        if self.wanted is None:
+            return None
+        if self.wanted == "at most":
+            return self.measured <= self.claimed + self.slack
+        return self.measured >= self.claimed - self.slack
 
     @property
     def outcome(self) -> Literal["holds", "VIOLATION", "not made"]:
@@ -80,7 +63,7 @@ class Verdict:
     def __str__(self) -> str:
         """The outcome first, and what was tested below.
 
-        >>> print(Verdict("noise law", "32 steps", "p-value", 0.01, 0.4, "at least", 0.99, True))
+        >>> print(Verdict("noise law", "32 steps", "p-value", 0.01, 0.4, "at least", 0.99))
         holds      noise law: p-value 0.4, wanted at least 0.01 (confidence 0.99)
                    32 steps
         """
@@ -132,7 +115,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values; what is infinite or not a number is null, as JSON has neither."""
-        verdicts = [asdict(v) | {"details": dict(v.details)} for v in self.verdicts]
+        verdicts = [asdict(v) | {"details": dict(v.details), "ok": v.ok} for v in self.verdicts]
         whole = {
             "target": self.target,
             "claim": dict(self.claim),

@@ -214,12 +214,13 @@ def _accounting(target: Target) -> Iterator[Verdict]:
     """Compares a stated epsilon with what the other settings spend."""
     claim = target.claim
     if claim.stated_epsilon is not None:
-        yield Verdict.at_most(
+        yield Verdict(
             "accounting",
             f"{claim.steps} steps at sample rate {claim.sample_rate:.4g}",
             "epsilon stated",
             claim.stated_epsilon,
             claim.epsilon,
+            "at most",
             slack=ACCOUNTING_SLACK * claim.stated_epsilon,
             note=f"noise multiplier {claim.noise_multiplier:.4g}",
         )

@@ -87,13 +87,14 @@ def check_one_step(scores: StepScores, target: Target, confidence: float) -> Ver
         return Verdict.left_out("canaries, one step", f"{len(scores.values)} scores are too few to judge")
     worst = max(bounds, key=lambda name: bounds[name].epsilon)
     bound = bounds[worst]
-    return Verdict.at_most(
+    return Verdict(
         "canaries, one step",
         f"{len(scores.values)} scores, {len(groups)} looks",
         "epsilon of one step",
         claim.step_epsilon,
         bound.epsilon,
-        confidence=confidence,
+        "at most",
+        confidence,
         note=f"most telling: {worst}, mu at least {bound.mu:.4g} (claimed {1 / claim.noise_multiplier:.4g})",
         details={
             name: {"mu": b.mu, "epsilon": b.epsilon, "scores_of_each_kind": b.trials} for name, b in bounds.items()
@@ -147,12 +148,13 @@ def check_many_steps(scores: RunScores, target: Target, confidence: float) -> Ve
         delta=claim.delta,
         confidence=confidence,
     )
-    return Verdict.at_most(
+    return Verdict(
         "canaries, many steps",
         f"{len(scores.included)} canaries, {steps} steps at sample rate {rate:.4g}",
         *_claimed_epsilon(scores, target),
         bound.epsilon,
-        confidence=confidence,
+        "at most",
+        confidence,
         note=f"noise multiplier at most {bound.noise_multiplier:.4g} (claimed {claim.noise_multiplier:.4g})",
         details={
             "noise_multiplier_at_most": bound.noise_multiplier,
@@ -170,12 +172,13 @@ def check_one_run(scores: RunScores, target: Target, confidence: float) -> Verdi
     totals = log_likelihood_ratio(scores.values, claim.noise_multiplier, scores.sample_rate)
     tries = sorted({max(1, canaries // share) for share in (20, 5, 2)})
     bound = bound_from_guesses(totals, scores.included, guesses=tries, delta=claim.delta, confidence=confidence)
-    return Verdict.at_most(
+    return Verdict(
         "canaries, one run",
         f"{canaries} canaries, {bound.correct} of {bound.guesses} guesses right; {steps} steps",
         *_claimed_epsilon(scores, target),
         bound.epsilon,
-        confidence=confidence,
+        "at most",
+        confidence,
         note="assumes nothing of noise or sampling",
         details={"guesses_tried": tries, "guesses": bound.guesses, "correct": bound.correct},
     )

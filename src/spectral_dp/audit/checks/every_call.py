@@ -86,10 +86,10 @@ def check_every_call(
     tested = f"{coverage.calls} calls of {len(seen.widths)} parameters, steps 1 to {known} of {claim.steps}"
     tested += f", {runs} times" if runs > 1 else ""
     p, details = min(p_values.values()), {"p_values": p_values, "coverage": coverage.to_json()}
-    verdict = Verdict.of_p_value(
-        "noise, every call", tested, "the claimed noise", p, confidence, note=note, details=details
-    )
-    return verdict, coverage
+    claimed = ("p-value of the claimed noise", 1 - confidence)
+    return Verdict(
+        "noise, every call", tested, *claimed, p, "at least", confidence, note=note, details=details
+    ), coverage
 
 
 def first_calls(target: Target, steps: int, calls: int) -> list[Tensor]:

@@ -106,8 +106,7 @@ def check_linear_map(
         claimed=claim.noise_multiplier,
         measured=multiplier,
         wanted="at least",
-        confidence=None,
-        ok=multiplier >= claim.noise_multiplier * (1 - SLACK),
+        slack=SLACK * claim.noise_multiplier,
         note=note,
         details={
             "per_layer": {name: layer.noise_multiplier for name, layer in layers.items()},

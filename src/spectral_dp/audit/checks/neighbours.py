@@ -124,12 +124,13 @@ def _movement(
                 moved = _moved(target, batch, record, place, bound)
                 if moved > most or not by:
                     most, by = moved, f"'{name}' at place {place} of a batch of {size}"
-    return Verdict.at_most(
+    return Verdict(
         audit,
         f"{len(hostile)} hostile records, {_in_words(target, batches)}",
         "movement / sensitivity",
         1.0,
         most / bound,
+        "at most",
         slack=SLACK,
         note=f"largest by {by}",
         details={"records": list(hostile), "batch_sizes": _sizes(batches), "sensitivity": bound},
@@ -177,12 +178,13 @@ def _batch_size(
             found[name] = max(found.get(name, (0.0, size)), (change, size))
     worst = max(found, key=lambda name: found[name][0])
     most, size = found[worst]
-    return Verdict.at_most(
+    return Verdict(
         "batch size",
         f"presence, sum and noise, {_in_words(target, batches)}",
         "change, in bounds or relative",
         0.0,
         most,
+        "at most",
         slack=SLACK,
         note=f"largest: {worst}, in a batch of {size}" if most > SLACK else "",
         details={"changes": {name: change for name, (change, _) in found.items()}, "batch_sizes": _sizes(batches)},

@@ -49,7 +49,8 @@ def check_noise_law(target: Target, noise: NoiseMap | None, steps: int, confiden
         note = f"deviation {law.scale:.4g} times the claimed one" if law.ok else law.verdict
     tested = f"{residuals.shape[1]} coordinates of {len(widths)} parameters, {steps} steps"
     p, details = min(p_values.values()), {"p_values": p_values}
-    return Verdict.of_p_value("noise law", tested, "the claimed noise", p, confidence, note=note, details=details)
+    claimed = ("p-value of the claimed noise", 1 - confidence)
+    return Verdict("noise law", tested, *claimed, p, "at least", confidence, note=note, details=details)
 
 
 def _ends(numbers: Tensor) -> Tensor:

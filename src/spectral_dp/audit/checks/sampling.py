@@ -63,12 +63,13 @@ def _contributions(scores: NDArray[np.float64], flock: Flock, target: Target) ->
     shares = (scores / at_most)[:, judged]
     step = int(shares.max(1).argmax())
     most, (steps, canaries) = float(shares.max()), shares.shape
-    return Verdict.at_most(
+    return Verdict(
         name,
         f"{canaries} records, steps 1 to {steps} (claimed {target.claim.steps})",
         "contribution / contribution alone",
         1.0,
         most,
+        "at most",
         slack=SLACK,
         note=f"largest at step {step + 1}" if most > 1 + SLACK else "",
         details={"steps": steps, "claimed_steps": target.claim.steps},
@@ -89,11 +90,13 @@ def _sampling(
     }
     worst = min(p_values, key=lambda name: p_values[name])
     p = min(1.0, len(p_values) * p_values[worst])
-    return Verdict.of_p_value(
+    return Verdict(
         "sampling",
         f"{canaries} records, {steps} steps",
-        "Poisson sampling",
+        "p-value of Poisson sampling",
+        1 - confidence,
         p,
+        "at least",
         confidence,
         note=f"rate {total / took_part.size:.4g} (claimed {rate:.4g}); most unlikely: {worst}",
         details={"p_values": p_values, "rate": total / took_part.size, "claimed_rate": rate},
