@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp.mechanism.gains import Gains, value_range
-from spectral_dp.mechanism.transforms import Fourier, Transform
+from spectral_dp.mechanism.transforms import Fourier, Transform, as_tuple
 
 Order = Literal["filter_then_clip", "clip_then_filter"]
 Region = Literal["lowest", "box"]
@@ -77,7 +77,7 @@ class IdentityFilter(Filter):
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Returns gains that are all one."""
-        return _low_pass(transform, _shape(shape), 0.0, "lowest", "filter_then_clip")
+        return _low_pass(transform, as_tuple(shape), 0.0, "lowest", "filter_then_clip")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class LowPassFilter(Filter):
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Returns gains of one on the kept frequencies. With ``"clip_then_filter"`` all pre-gains are one."""
-        return _low_pass(transform, _shape(shape), float(self.ratio), self.region, self.order)
+        return _low_pass(transform, as_tuple(shape), float(self.ratio), self.region, self.order)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class PaperBandFilter(Filter):
             raise ValueError(
                 f"PaperBandFilter is defined on the Fourier spectrum, not on {transform.name!r}: use LowPassFilter"
             )
-        shape = _shape(shape)
+        shape = as_tuple(shape)
         size = torch.tensor(shape)
         bandwidth = torch.tensor([max(1, math.floor((1 - self.ratio) * n + 1e-9)) for n in shape])
         f = transform.frequencies(shape)
@@ -188,8 +188,10 @@ class ShapedFilter(Filter):
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Returns the given gains, and raises ``ValueError`` if their shape is another."""
-        if self._gains.pre.shape != _shape(shape):
-            raise ValueError(f"gains of shape {tuple(self.pre.shape)} do not fit coordinates of shape {_shape(shape)}")
+        if self._gains.pre.shape != as_tuple(shape):
+            raise ValueError(
+                f"gains of shape {tuple(self.pre.shape)} do not fit coordinates of shape {as_tuple(shape)}"
+            )
         return self._gains
 
 
@@ -293,7 +295,7 @@ class AdaptiveFilter(Filter):
         if base.index.numel() != self._power.numel():
             raise ValueError(
                 f"this filter has learnt {self._power.numel()} coordinates and is asked for {base.index.numel()} of "
-                f"shape {_shape(shape)}: give every parameter block an AdaptiveFilter of its own"
+                f"shape {as_tuple(shape)}: give every parameter block an AdaptiveFilter of its own"
             )
         power = (self._power / self._weight).clamp(min=0)
         wiener = (power / (power + self._noise_variance)).clamp(min=self._floor)
@@ -351,10 +353,6 @@ def _first_dropped(frequency: Tensor, share: float) -> int:
     ordered = frequency if frequency.ndim == 1 else frequency.flatten().sort().values  # one axis is ordered already
     fits = math.floor(share * len(ordered) + 1e-9)
     return int(ordered[-1]) + 1 if fits >= len(ordered) else max(int(ordered[fits]), int(ordered[0]) + 1)
-
-
-def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def _check_ratio(name: str, ratio: float) -> None:

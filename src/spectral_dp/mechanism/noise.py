@@ -76,10 +76,7 @@ class SecureNoise(NoiseSource):
         self._rekey()
 
     def _rekey(self) -> None:
-        key, nonce = (
-            os.urandom(32),
-            bytes(8) + os.urandom(8),
-        )  # the first 8 bytes count blocks: 2^70 bytes a key
+        key, nonce = os.urandom(32), bytes(8) + os.urandom(8)  # the first 8 bytes count blocks: 2^70 bytes a key
         self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
         self._reserve = torch.empty(0, dtype=torch.float64)
         self._one_at_a_time = threading.Lock()  # new in a forked process: the old one may be held for ever

@@ -75,7 +75,7 @@ class Transform(ABC):
 
         Row ``f`` is the basis signal of coordinate ``f`` (both are flattened), so ``basis @ x == forward(x)``.
         """
-        shape = _as_tuple(shape)
+        shape = as_tuple(shape)
         self.check_shape(shape)
         return _basis(self, shape, dtype, torch.device(device))
 
@@ -102,7 +102,7 @@ class Transform(ABC):
         """Returns the signal, given its coordinates along the last ``ndim`` dimensions."""
 
     def _apply(self, x: Tensor, dims: int | Sequence[int], *, inverse: bool) -> Tensor:
-        dims = _as_tuple(dims)
+        dims = as_tuple(dims)
         if x.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"transforms take float32 or float64, got {x.dtype}: convert with x.float() first")
         last = tuple(range(-len(dims), 0))
@@ -127,7 +127,7 @@ class _Separable(Transform):
     """A transform in two dimensions that transforms one dimension after the other."""
 
     def frequencies(self, shape: int | Sequence[int]) -> Tensor:
-        shape = _as_tuple(shape)
+        shape = as_tuple(shape)
         self.check_shape(shape)
         axes = [self._axis_frequencies(n) for n in shape]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
@@ -168,7 +168,7 @@ class Fourier(Transform):
 
         In two dimensions, the frequency of the first axis is signed where the sign distinguishes two waves.
         """
-        shape = _as_tuple(shape)
+        shape = as_tuple(shape)
         self.check_shape(shape)
         columns = _real_frequencies(shape[-1])
         if len(shape) == 1:
@@ -180,7 +180,7 @@ class Fourier(Transform):
 
     def is_imaginary(self, shape: int | Sequence[int]) -> Tensor:
         """Returns booleans of this shape: true for imaginary parts, and false for real parts."""
-        shape = _as_tuple(shape)
+        shape = as_tuple(shape)
         column = torch.arange(shape[-1]).expand(shape)
         along = torch.arange(shape[0])[:, None].expand(shape) if len(shape) == 2 else torch.zeros(shape)
         self_conjugate = (2 * _real_frequencies(shape[-1])) % shape[-1] == 0
@@ -354,7 +354,8 @@ def _basis(transform: Transform, shape: tuple[int, ...], dtype: torch.dtype, dev
         return transform._fast(unit_signals, len(shape)).flatten(1).T.contiguous().to(device, dtype)
 
 
-def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
+def as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
+    """Returns a shape, or a list of dimensions, as a tuple. A number stands for a single one."""
     return (value,) if isinstance(value, int) else tuple(value)
 
 

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from spectral_dp.gradients import validate
+from spectral_dp.training.criterion import check_reduction
 from spectral_dp.training.optimizer import PrivateOptimizer
 
 
@@ -41,11 +42,7 @@ def require_compatible(
 
 def check_criterion(criterion: Any, loss_reduction: str) -> None:
     """Raises ``ValueError`` for a loss with another reduction than announced, or a mean with class weights."""
-    if getattr(criterion, "reduction", loss_reduction) != loss_reduction:
-        raise ValueError(
-            f"{type(criterion).__name__} has reduction={criterion.reduction!r}, but loss_reduction={loss_reduction!r}: "
-            "give both the same, or every gradient is clipped at the wrong scale"
-        )
+    check_reduction(criterion, loss_reduction)
     if getattr(criterion, "reduction", "mean") == "mean" and getattr(criterion, "weight", None) is not None:
         raise ValueError(
             f"{type(criterion).__name__} with class weights and reduction='mean' divides by the weights of the batch, "

@@ -29,6 +29,15 @@ def check_mode(grad_sample_mode: str) -> None:
         )
 
 
+def check_reduction(criterion: Any, loss_reduction: str) -> None:
+    """Raises ``ValueError`` for a loss with another reduction than announced."""
+    if getattr(criterion, "reduction", loss_reduction) != loss_reduction:
+        raise ValueError(
+            f"{type(criterion).__name__} has reduction={criterion.reduction!r}, but loss_reduction={loss_reduction!r}: "
+            "give both the same, or every gradient is clipped at the wrong scale"
+        )
+
+
 class PrivateCriterion:
     """A loss that is the sum, or the plain mean, of one loss per sample.
 
@@ -53,11 +62,7 @@ class PrivateCriterion:
 
     def __init__(self, criterion: Callable[..., Tensor] | None, loss_reduction: Literal["mean", "sum"]) -> None:
         criterion = nn.CrossEntropyLoss(reduction=loss_reduction) if criterion is None else criterion
-        if getattr(criterion, "reduction", loss_reduction) != loss_reduction:
-            raise ValueError(
-                f"{type(criterion).__name__} has reduction={getattr(criterion, 'reduction', None)!r}, but "
-                f"loss_reduction={loss_reduction!r}: give both the same"
-            )
+        check_reduction(criterion, loss_reduction)
         self.criterion, self.loss_reduction = criterion, loss_reduction
         self._of_each: Any = criterion
         if hasattr(criterion, "reduction"):

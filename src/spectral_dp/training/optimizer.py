@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -33,6 +33,15 @@ _REMEDY = (
     "cannot take one, call optimizer.step() for it without a backward pass. To accumulate gradients, use "
     "max_physical_batch_size. Read one batch at a time, not ahead, and to read the data without training use the "
     "original DataLoader, or torch.no_grad()"
+)
+_OUTSIDE = (
+    "got a gradient outside its layer's forward pass, which is neither clipped nor noised: use parameters through "
+    "their layers only, and replace penalties in the loss by the optimizer's weight_decay. (Left from before? Call "
+    "zero_grad first)"
+)
+_NOT_RELEASED = (
+    "in the optimizer has a gradient that this step did not release: freeze parameters before the forward pass, not "
+    "between backward() and step()"
 )
 
 
@@ -164,12 +173,12 @@ class PrivateOptimizer(OpacusNames, Optimizer):
                 raise ValueError("only parameters that the model had when it was made private can be trained privately")
         self.original_optimizer.add_param_group(param_group)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateOptimizer:
-        raise TypeError("a private optimizer belongs to one run and its ledger: copy the model, or save a checkpoint")
-
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         # Torch would let a copy patch the class itself, and then no private optimizer of this process could step.
-        raise TypeError("a private optimizer belongs to one run and its ledger: save a checkpoint, or its state_dict()")
+        raise TypeError(
+            "a private optimizer belongs to one run and its ledger, and cannot be copied: copy the model, or save a "
+            "checkpoint or its state_dict()"
+        )
 
     def __repr__(self) -> str:
         settings = f"{self.clipping}, noise_multiplier={self.noise_multiplier:g}"
@@ -238,7 +247,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._accumulate()
         if current is None or current.is_last:
             self._release()
-            self._check_only_released()
+            self._check_gradients(_NOT_RELEASED)
             self.original_optimizer.step()
         return loss
 
@@ -247,14 +256,15 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         """Clips every sample of the physical batch and adds it to the sums."""
         batches = self.gradients.take_all(self.views)
         self._check_samples(batches)
-        self._check_no_other_gradients()
+        self._check_gradients(_OUTSIDE)
         current = self._current_batch()
         if current is not None and current.step != self._logical_step:
             # The sums of a logical step that was broken off were not released and do not belong to this step.
             self._sums, self._pieces = {}, 0
             self._logical_step = current.step
-        self._check_unchanged(begins=not self._sums)
-        self._check_complete(current)
+        self._check_unchanged()
+        if current is not None and (current.piece != self._pieces or current.step[0] == self._read_only):
+            raise RuntimeError(f"a batch before this one was not stepped, so its records are missing: {_REMEDY}")
         self._consumed = current
         self._pieces += 1
         for batch in batches:
@@ -265,7 +275,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         """Passes the gradients of a batch that belongs to no step to the rehearsal."""
         batches = self.gradients.take_unchecked(self.views)
         self._check_samples(batches)
-        self._check_no_other_gradients()
+        self._check_gradients(_OUTSIDE)
         self._consumed = current
         if self.rehearsal is not None:
             self.rehearsal(batches)
@@ -291,7 +301,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
     @torch.no_grad()
     def _release(self) -> None:
         """Adds noise to the sums, once. The rest is post-processing: post-gain, inverse transform, public divisor."""
-        self._check_unchanged(begins=not self._sums)
+        self._check_unchanged()
         plan, parameters = self.release_plan(), self.gradients.named_parameters
         self._check_planned(plan)
         self._before_release(plan)
@@ -331,11 +341,6 @@ class PrivateOptimizer(OpacusNames, Optimizer):
                 "returned.)"
             )
 
-    def _check_complete(self, current: PhysicalBatch | None) -> None:
-        """Raises ``RuntimeError`` if an earlier physical batch of the logical step or of the epoch was left out."""
-        if current is not None and (current.piece != self._pieces or current.step[0] == self._read_only):
-            raise RuntimeError(f"a batch before this one was not stepped, so its records are missing: {_REMEDY}")
-
     def require_taken(self, batch: PhysicalBatch) -> None:
         """Raises ``RuntimeError`` if a batch was not stepped. The loader calls this before it moves on.
 
@@ -351,14 +356,14 @@ class PrivateOptimizer(OpacusNames, Optimizer):
             raise RuntimeError(f"the loader was asked for the next batch, but the last was not stepped: {_REMEDY}")
         self._read_only = batch.step[0]
 
-    def _check_unchanged(self, *, begins: bool) -> None:
+    def _check_unchanged(self) -> None:
         """Raises ``RuntimeError`` unless clipping, noise and learning rate are the same for all of a logical step.
 
         A learning rate that follows the pieces would tell how many there were, without noise, in what it makes of the
         weights.
         """
         now = (self.clipping, self.noise_multiplier, tuple(map(id, self.gradients.trained)), self._hyperparameters())
-        if not begins and now != self._bounded_by:
+        if self._sums and now != self._bounded_by:
             raise RuntimeError(
                 "clipping, noise, the learning rate, or what is trained, was changed within a logical step: how many "
                 "pieces a step has is secret, so a schedule must not follow it. Change it after a step() that "
@@ -385,41 +390,21 @@ class PrivateOptimizer(OpacusNames, Optimizer):
                     "released: the rule of its layer must sum what its coefficient_shape says"
                 )
 
-    def _check_no_other_gradients(self) -> None:
-        """Raises ``RuntimeError`` for plain gradients, which come from uses outside the layers and are not clipped."""
-        for parameter in self._all_parameters():
-            if (grad := parameter.grad) is not None and not self._is_released(parameter) and bool(grad.any()):
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(parameter.shape)} got a gradient outside its layer's forward pass, "
-                    "which is neither clipped nor noised: use parameters through their layers only, and replace "
-                    "penalties in the loss by the optimizer's weight_decay. (Left from before? Call zero_grad first)"
-                )
-
-    def _check_only_released(self) -> None:
-        """Raises ``RuntimeError`` if the wrapped optimizer would use a gradient that was not released."""
-        for parameter in self._all_parameters():
-            grad = parameter.grad
-            if grad is not None and not self._is_released(parameter) and bool(grad.any()):
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(parameter.shape)} in the optimizer has a gradient that this step did "
-                    "not release: freeze parameters before the forward pass, not between backward() and step()"
-                )
-
-    def _all_parameters(self) -> Iterator[nn.Parameter]:
-        return iter(dict.fromkeys([*self.gradients.trained, *(p for g in self.param_groups for p in g["params"])]))
-
-    def _is_released(self, parameter: nn.Parameter) -> bool:
-        tensor, version = self._released.get(parameter, (None, 0))
-        return parameter.grad is tensor and tensor is not None and tensor._version == version
+    def _check_gradients(self, complaint: str) -> None:
+        """Raises ``RuntimeError`` with this complaint if a parameter has a gradient that was not released."""
+        held = (parameter for group in self.param_groups for parameter in group["params"])
+        for parameter in dict.fromkeys([*self.gradients.trained, *held]):
+            grad, released = parameter.grad, self._released.get(parameter)
+            is_released = released is not None and grad is released[0] and grad._version == released[1]
+            if grad is not None and not is_released and bool(grad.any()):
+                raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} {complaint}")
 
     def _check_parameters(self) -> None:
         mine = {p for group in self.param_groups for p in group["params"]}
         trained = set(self.gradients.trained)
         if not trained & mine:
             raise ValueError("the optimizer holds no trained parameter of the model: unfreeze one, or build it anew")
-        self.clipping.noise_bounds(
-            [1] * len(self.gradients.trained_blocks)
-        )  # an error unless there is one bound per block
+        self.clipping.noise_bounds([1] * len(self.gradients.trained_blocks))  # or an error: one bound for each block
         if foreign := sum(p.requires_grad for p in mine - trained):
             raise ValueError(
                 f"the optimizer holds {foreign} parameters that are not the model's: build it from the model's own"

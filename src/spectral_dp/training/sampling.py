@@ -25,13 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    default_collate,
-)
-from torch.utils.data.sampler import RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
 
 from spectral_dp.training.coins import Coins, SecureCoins
 from spectral_dp.training.records import by_index, number_of_records, refuse_repeated_records, without_records
@@ -190,7 +184,7 @@ class PoissonLoader(_HandsOut):
     @classmethod
     def from_data_loader(
         cls,
-        data_loader: DataLoader[Any] | PoissonLoader,
+        data_loader: DataLoader[Any],
         *,
         max_physical_batch_size: int | None = None,
         coins: Coins | None = None,
@@ -209,13 +203,9 @@ class PoissonLoader(_HandsOut):
         Raises:
             ValueError: If the loader draws its batches in another way, which Poisson sampling would replace.
         """
-        if isinstance(data_loader, PoissonLoader):
-            batch_size = data_loader.expected_batch_size
-        else:
-            batch_size = _expected_batch_size(data_loader)
         return cls(
             data_loader.dataset,
-            batch_size=batch_size,
+            batch_size=_expected_batch_size(data_loader),
             max_physical_batch_size=max_physical_batch_size,
             coins=coins,
             like=data_loader,
@@ -397,6 +387,8 @@ class _Feed:
 
 def _expected_batch_size(data_loader: DataLoader[Any]) -> float:
     """Returns the batch size of a loader. Raises ``ValueError`` if Poisson batches cannot replace its batches."""
+    if isinstance(data_loader, PoissonLoader):
+        return data_loader.expected_batch_size
     size, batches = number_of_records(data_loader.dataset), getattr(data_loader, "batch_sampler", None)
     if batches is None:
         raise ValueError("a DataLoader with batch_size=None makes no batches: set batch_size")

@@ -130,10 +130,8 @@ def _circulant(probe: LayerProbe, module: BlockCirculantLinear, most: int, gener
 def _conv(probe: LayerProbe, module: nn.Conv1d | nn.Conv2d, most: int, generator: torch.Generator) -> list[Block]:
     size, out_size = probe.seen.x.shape[1:], probe.seen.output_shape[1:]
     before = module._reversed_padding_repeated_twice[::-1][::2]
-    taps, position = (
-        [],
-        [],
-    )  # input positions under the kernel along each axis, at an output that padding does not touch
+    # The positions of the input under the kernel, along each axis, at an output that padding does not touch.
+    taps, position = [], []
     for axis, kernel in enumerate(module.kernel_size):
         stride, under_kernel = module.stride[axis], module.dilation[axis] * torch.arange(kernel)
         last = size[axis] - 1 - int(under_kernel[-1])

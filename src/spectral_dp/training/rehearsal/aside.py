@@ -107,16 +107,14 @@ def generator_states() -> int:
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Restores the states of the global generators afterwards."""
-    on_cpu, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
-        torch.set_rng_state(on_cpu)
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
-        if on_devices is not None:
-            torch.cuda.set_rng_state_all(on_devices)
 
 
 def schedulers_of(optimizers: Sequence[Optimizer]) -> list[Any]:
