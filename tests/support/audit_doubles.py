@@ -14,6 +14,7 @@ from torch import Tensor
 from spectral_dp import accounting, audit
 from spectral_dp.mechanism.noise import NoiseSource, SeededNoise
 from tests.support import broken_mechanisms
+from tests.support.block_map import BlockMap, find_block_map
 from tests.support.broken_mechanisms import EXPECTED_BATCH, sound
 from tests.support.privacy_checks import MAX_NORM, SIGMA
 
@@ -105,7 +106,7 @@ def what_goes_out(seed: int = 0) -> str:
         generator = torch.Generator().manual_seed(seed)
         blocks = made.blocks(2, generator)
         found = audit.check_linear_map(made, noise, blocks, generator, batch=PAPER_BATCH)
-        maps = audit.find_block_map(made, noise, blocks[0], batch=PAPER_BATCH)
+        maps = find_block_map(made, noise, blocks[0], batch=PAPER_BATCH)
         share = found.measured / made.claim.noise_multiplier
         spent = accounting.epsilon(share * meant, rate, steps, 1e-5) if share else float("inf")
         name = mechanism.__name__.replace("_", " ")
@@ -113,7 +114,7 @@ def what_goes_out(seed: int = 0) -> str:
     return "\n".join(lines)
 
 
-def _bare_dimensions(maps: audit.BlockMap) -> int:
+def _bare_dimensions(maps: BlockMap) -> int:
     """How many dimensions of the signal lie where there is no noise."""
     values, axes = torch.linalg.eigh(maps.Sigma)
     bare = axes[:, values < 1e-8 * values.max()]

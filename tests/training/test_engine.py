@@ -1,8 +1,10 @@
 import copy
+import inspect
 import io
 import math
 import pickle
 import warnings
+from typing import Required, get_origin, get_overloads, get_type_hints
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning
 from spectral_dp.mechanism.filters import AdaptiveFilter
 from spectral_dp.mechanism.noise import SecureNoise
+from spectral_dp.training.criterion import GhostMode, PlainMode
+from spectral_dp.training.engine import BudgetOptions, GhostParts, PrivateOptions, PrivateParts
 
 
 @pytest.fixture(autouse=True)
@@ -738,3 +742,31 @@ def _written(state):
     file = io.BytesIO()
     torch.save({"theirs": 1, "ours": state}, file)
     return torch.load(io.BytesIO(file.getvalue()), weights_only=True)["ours"]
+
+
+class TestTypes:
+    """What type checkers read (the overloads and their options) is what the implementations take."""
+
+    @pytest.mark.parametrize(
+        ("method", "options"),
+        [(PrivacyEngine.make_private, PrivateOptions), (PrivacyEngine.make_private_with_epsilon, BudgetOptions)],
+    )
+    def test_overloads_take_the_arguments_that_are_spelled_out(self, method, options):
+        taken, listed = inspect.signature(method).parameters, get_type_hints(options)
+        types = get_type_hints(method)
+        for overload in get_overloads(method):
+            own = inspect.signature(overload).parameters.keys() - {"options"}
+            assert own | listed.keys() == taken.keys()
+            assert own.isdisjoint(listed)
+        assert {name: types[name] for name in listed} == listed
+        without_default = {name for name in listed if taken[name].default is inspect.Parameter.empty}
+        marked = get_type_hints(options, include_extras=True)
+        assert without_default == {name for name, hint in marked.items() if get_origin(hint) is Required}
+
+    @pytest.mark.parametrize("method", [PrivacyEngine.make_private, PrivacyEngine.make_private_with_epsilon])
+    def test_only_ghost_mode_returns_the_criterion(self, method):
+        hints = [get_type_hints(overload) for overload in get_overloads(method)]
+        assert [(h["grad_sample_mode"], h["return"]) for h in hints] == [
+            (PlainMode, PrivateParts),
+            (GhostMode, GhostParts),
+        ]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ class Pair(NamedTuple):
     highest: float
 
 
+@lru_cache(maxsize=256)
 def dominating_pairs(noise_multiplier: float, sample_rate: float, relation: Relation) -> tuple[Pair, ...]:
     """Returns the dominating pairs of one step: two, or a single one that is the same in both orders."""
     mu, q = 1 / noise_multiplier, sample_rate
@@ -60,7 +61,8 @@ def dominating_pairs(noise_multiplier: float, sample_rate: float, relation: Rela
     return Pair(removed, added, low, high), Pair(added, removed, -max(middle, -low), -low)
 
 
-def _gaussian(mu: float, u: Vector) -> Vector:
+def gaussian_divergence(mu: float, u: Vector) -> Vector:
+    """Returns G(u), the divergence of two Gaussians whose means differ by μ standard deviations."""
     upper = log_ndtr(mu / 2 - u / mu)
     lower = u + log_ndtr(-mu / 2 - u / mu)
     return -np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0))
@@ -68,22 +70,22 @@ def _gaussian(mu: float, u: Vector) -> Vector:
 
 def _removed(mu: float, q: float, epsilons: Vector) -> Vector:
     if q == 1:
-        return _gaussian(mu, epsilons)
+        return gaussian_divergence(mu, epsilons)
     small = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / q)
     large = epsilons - math.log(q) + np.log1p((q - 1) * np.exp(-np.maximum(epsilons, 1.0)))
-    return q * _gaussian(mu, np.where(epsilons < 1, small, large))  # both are u, each without cancellation
+    return q * gaussian_divergence(mu, np.where(epsilons < 1, small, large))  # both are u, each without cancellation
 
 
 def _added(mu: float, q: float, epsilons: Vector) -> Vector:
     if q == 1:
-        return _gaussian(mu, epsilons)
+        return gaussian_divergence(mu, epsilons)
     deltas = np.zeros_like(epsilons)
     eps = epsilons[solvable := epsilons < -math.log1p(-q)]
     with np.errstate(divide="ignore"):  # just below the largest loss, rounding may make u minus infinity
         small = np.log1p(np.maximum(np.expm1(-np.minimum(eps, 0.5)) / q, -1.0))
         u = np.where(eps < 0.5, small, np.log(np.maximum(np.exp(-eps) - (1 - q), 0.0)) - math.log(q))
     u = np.maximum(u, -700.0)  # δ grows with u
-    deltas[solvable] = q * np.exp(eps + u) * _gaussian(mu, -u)
+    deltas[solvable] = q * np.exp(eps + u) * gaussian_divergence(mu, -u)
     return deltas
 
 

@@ -18,11 +18,10 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as renyi
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
 
 from spectral_dp.accounting.coarsening import MAX_KINDS, Kind, coarsened
 from spectral_dp.accounting.composition import ROUNDING, Losses, coarser, cost_of_moving, discretised, repeated, summed
-from spectral_dp.accounting.pairs import dominating_pairs
+from spectral_dp.accounting.pairs import dominating_pairs, gaussian_divergence
 from spectral_dp.relations import Relation
 
 Accountant = Literal["pld", "rdp"]
@@ -213,7 +212,8 @@ def _least_interval(phase: Phase, relation: Relation) -> float:
     A rare, large loss must not make the grid too long. The rounding errors, which are about 1e-16 / h in each step,
     must not add up to a noticeable mass.
     """
-    return 2 * _power_of_two(max(_largest_loss(*phase[:2], relation) / _MAX_GRID, 2e-14 * phase.steps))
+    largest_loss = dominating_pairs(*phase[:2], relation)[0].highest
+    return 2 * _power_of_two(max(largest_loss / _MAX_GRID, 2e-14 * phase.steps))
 
 
 def _power_of_two(value: float) -> float:
@@ -248,11 +248,6 @@ def _step_variance(noise_multiplier: float, sample_rate: float) -> float:
     return min(rate**2 * math.expm1(min(sigma**-2, 700.0)), rate * (sigma**-2 + sigma**-4 / 4))
 
 
-@lru_cache(maxsize=256)
-def _largest_loss(noise_multiplier: float, sample_rate: float, relation: Relation) -> float:
-    return dominating_pairs(noise_multiplier, sample_rate, relation)[0].highest
-
-
 @lru_cache(maxsize=128)
 def _step_losses(
     noise_multiplier: float, sample_rate: float, relation: Relation, interval: float
@@ -266,10 +261,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     checked("epsilon", epsilon)
     if checked("noise_multiplier", noise_multiplier) < _NO_NOISE:
         return 1.0
-    mu = 1 / noise_multiplier
-    upper = float(log_ndtr(mu / 2 - epsilon / mu))
-    lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    return -math.exp(upper) * math.expm1(min(lower - upper, 0.0))
+    return float(gaussian_divergence(1 / noise_multiplier, np.asarray(epsilon)))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -284,7 +276,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     enough = 0.0
     while gaussian_delta(noise_multiplier, enough) > delta:
         enough = 2 * enough + 1
-    return _bisect(lambda eps: gaussian_delta(noise_multiplier, eps) <= delta, enough, max(enough - 1, 0) / 2)
+    return bisect(lambda eps: gaussian_delta(noise_multiplier, eps) <= delta, enough, max(enough - 1, 0) / 2)
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
@@ -294,7 +286,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     most = DOMAINS["noise_multiplier"][1]
     if gaussian_delta(most, epsilon) > delta:
         raise ValueError(f"epsilon {epsilon:g} at delta {delta:g} takes a noise multiplier beyond {most:g}")
-    return _bisect(lambda sigma: gaussian_delta(sigma, epsilon) <= delta, most, 0.0)
+    return bisect(lambda sigma: gaussian_delta(sigma, epsilon) <= delta, most, 0.0)
 
 
 # Checks of arguments, and a search that ends on the private side.
@@ -325,7 +317,7 @@ def checked_phase(noise_multiplier: object, sample_rate: object, steps: object) 
     return Phase(checked("noise_multiplier", noise_multiplier), checked("sample_rate", sample_rate), int(steps))
 
 
-def _bisect(accept: Callable[[float], bool], good: float, bad: float) -> float:
+def bisect(accept: Callable[[float], bool], good: float, bad: float) -> float:
     """Returns a number that is accepted and lies next to one that is not, by bisection.
 
     Args:

@@ -16,7 +16,7 @@ From the bottom up:
 * ``suite.py``: :func:`run_audit` makes every check that a target allows.
 """
 
-from spectral_dp.audit.checks.linear_map import BlockMap, check_linear_map, find_block_map
+from spectral_dp.audit.checks.linear_map import check_linear_map
 from spectral_dp.audit.checks.neighbours import check_neighbours
 from spectral_dp.audit.instruments.noise_map import NoiseMap
 from spectral_dp.audit.instruments.noise_search import find_noise_map
@@ -31,7 +31,6 @@ __all__ = [
     "FAST",
     "FULL",
     "Block",
-    "BlockMap",
     "Claim",
     "Effort",
     "FunctionTarget",
@@ -43,7 +42,6 @@ __all__ = [
     "Verdict",
     "check_linear_map",
     "check_neighbours",
-    "find_block_map",
     "find_noise_map",
     "load_function",
     "run_audit",

@@ -142,10 +142,7 @@ class PoissonLoader(_HandsOut):
             not depend on the workers, and ``collate_fn`` never gets an empty list of records.
 
     Attributes:
-        sample_rate: ``q``, the probability with which each record takes part in a step; for the accountant.
-        expected_batch_size: ``q * len(dataset)``, the public divisor.
         coins: The source that decides which records take part in a step.
-        is_private: Whether nobody can predict the batches.
         position: The ``(epoch, step)`` of the next logical step.
     """
 
@@ -228,7 +225,7 @@ class PoissonLoader(_HandsOut):
 
     @property
     def sample_rate(self) -> float:
-        """``q``, the probability with which each record takes part in a step."""
+        """``q``, the probability with which each record takes part in a step; for the accountant."""
         return self._batch_size / self._size
 
     def __len__(self) -> int:
@@ -305,10 +302,6 @@ class CountingLoader(_HandsOut):
 
     Args:
         data_loader: The loader whose batches to pass on.
-
-    Attributes:
-        sample_rate: Always 1: every record takes part in every pass, and no amplification by sampling is claimed.
-        expected_batch_size: The batch size of the loader, which is the public divisor.
     """
 
     data_loader: DataLoader[Any]
@@ -325,12 +318,12 @@ class CountingLoader(_HandsOut):
 
     @property
     def sample_rate(self) -> float:
-        """Always 1."""
+        """Always 1: every record takes part in every pass, and no amplification by sampling is claimed."""
         return 1.0
 
     @property
     def expected_batch_size(self) -> float:
-        """The batch size of the loader."""
+        """The batch size of the loader: the public divisor."""
         return float(self.data_loader.batch_size or 0)
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.support import broken_steps as broken
 from tests.support import small_targets as small
+from tests.support.block_map import find_block_map
 
 from spectral_dp import Relation, SpectralConfig, audit
 from spectral_dp.audit.targets.target import Kind
@@ -84,12 +85,12 @@ def test_signal_map_and_covariance_of_a_block():
     generator = torch.Generator().manual_seed(0)
     plain = small.target()
     block = next(b for b in plain.blocks(2, generator) if b.layer == "3")
-    maps = audit.find_block_map(plain, audit.find_noise_map(plain), block)
+    maps = find_block_map(plain, audit.find_noise_map(plain), block)
     torch.testing.assert_close(maps.A, block.basis.T, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(maps.Sigma, small.CLAIM.noise_std**2 * torch.eye(8).double(), rtol=1e-4, atol=1e-6)
     filtered = small.target(spectral=SpectralConfig(linear_ratio=0.5))
     block = next(b for b in filtered.blocks(2, generator) if b.layer == "3")
-    maps = audit.find_block_map(filtered, audit.find_noise_map(filtered), block)
+    maps = find_block_map(filtered, audit.find_noise_map(filtered), block)
     assert torch.linalg.matrix_rank(maps.A, tol=1e-3) == torch.linalg.matrix_rank(maps.Sigma, tol=1e-3) == 3
 
 

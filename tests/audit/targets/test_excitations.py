@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from tests.support import small_targets as small
+from tests.support.block_map import find_block_map
 from torch import nn
 
 from spectral_dp import BlockCirculantLinear, SpectralConfig, audit
@@ -65,7 +66,7 @@ def test_filtered_dense_layers_are_looked_at_in_their_spectrum():
     target = audit.SpectralTarget(model, small.CLAIM, input_shape=(2, 4, 4), spectral=spectral, seed=0)
     generator = torch.Generator().manual_seed(0)
     block = target.blocks(2, generator)[0]
-    maps = audit.find_block_map(target, audit.find_noise_map(target), block)
+    maps = find_block_map(target, audit.find_noise_map(target), block)
     kept = (maps.A.norm(dim=0) > 0.5).sum()
     assert 1 < kept <= 8
     torch.testing.assert_close(maps.A.norm(dim=0) > 1e-3, maps.A.norm(dim=0) > 0.99)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from spectral_dp.gradients import ModelGradients
-from spectral_dp.training.rehearsal.observation import KINDS, _sketch, mismatch, observe
+from spectral_dp.training.rehearsal.observation import KINDS, Observation, _sketch, has_other_scale, mismatch, observe
 
 torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
@@ -83,3 +83,13 @@ def test_gradients_of_next_to_nothing_count_for_little():
     without_the_first = observed(slice(1, 9), "sum")
     assert mismatch("direction", [with_floor], [without_the_first]) < 0.02
     assert mismatch("direction", [without], [without_the_first]) > 0.1
+
+
+@pytest.mark.parametrize("announced", ["mean", "sum"])
+def test_the_scale_of_a_loss_contradicts_the_other_reduction_only(announced):
+    """Catches a sign, or a factor of the batch size, that is the wrong way round."""
+    lengths = {"mean": lambda size: 1 / size, "sum": lambda size: 1.0}
+    for reduction, length in lengths.items():
+        passes = [Observation({}, length(size), size, 0.0, 0.0) for size in (8, 7, 3, 2)]
+        assert has_other_scale(passes, announced, 3) is (reduction != announced)
+    assert not has_other_scale([Observation({}, 1.0, 8, 0.0, 0.0)], announced, 3), "there is no small batch"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,33 +32,6 @@ WORST_DIRECTIONS, RANDOM_DIRECTIONS = 4, 3
 
 #: A shift is bare if this share of the clipping bound meets no noise.
 BARE = 1e-3
-
-
-class BlockMap(NamedTuple):
-    """What a block does to a record, and the noise on it.
-
-    Attributes:
-        A: ``(n, k)``: what comes out, at the block's support, of a gradient of length ``C`` along each of its
-            directions, over ``C``; after the clip, with the noise off.
-        Sigma: ``(n, n)``: covariance of the noise there.
-    """
-
-    A: Tensor
-    Sigma: Tensor
-
-
-def find_block_map(target: Target, noise: NoiseMap, block: Block, *, batch: int = 3) -> BlockMap:
-    """Finds the signal map and the noise covariance of one block, through the target's real step.
-
-    Args:
-        target: The target to look at.
-        noise: The noise map of the target, for batches of ``batch`` records.
-        block: The block to look at.
-        batch: How many records a batch has. All but one of them contribute nothing.
-    """
-    prober = _Prober(target, noise, batch)
-    columns = [prober.shift(block.record(e, prober.length))[block.support] for e in torch.eye(len(block.labels))]
-    return BlockMap(torch.stack(columns, 1) / target.claim.max_grad_norm, noise.covariance(block.support))
 
 
 @dataclass

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binom
 
-from spectral_dp.accounting.privacy_loss import checked
+from spectral_dp.accounting.privacy_loss import bisect, checked
 from spectral_dp.audit.statistics.bounds import Numbers, checked_confidence, corrected
 
 
@@ -116,10 +116,7 @@ def one_run_lower_bound(guesses: int, correct: int, canaries: int, *, delta: flo
     low, high = 0.0, 1.0
     while ruled_out(high):
         low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if ruled_out(middle) else (low, middle)
-    return low
+    return bisect(ruled_out, good=low, bad=high)
 
 
 def one_run_p_value(guesses: int, correct: int, canaries: int, *, epsilon: float, delta: float) -> float:

@@ -7,8 +7,10 @@ sums, and its expected squared length is that of the vector (Charikar, Chen & Fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import torch
@@ -91,6 +93,27 @@ def mismatch(kind: Sum, plus: Sequence[Observation], minus: Sequence[Observation
     assert isinstance(difference, Tensor)
     scale = max(float(o.sums[kind].norm()) for o in (*plus, *minus))
     return float(difference.norm()) / scale if scale else 0.0
+
+
+def has_other_scale(passes: Sequence[Observation], announced: Literal["sum", "mean"], small: int) -> bool:
+    """Returns whether the lengths of gradients in large and small batches contradict the announced reduction.
+
+    Args:
+        passes: Observations of batches of both sizes.
+        announced: The announced reduction of the loss. A mean makes gradients shorter as batches grow; a sum does not.
+        small: The largest size of a small batch.
+    """
+    seen = [o for o in passes if o.mean_norm > 0]
+    large, few = ([o for o in seen if (o.samples > small) is is_large] for is_large in (True, False))
+    if not (large and few):
+        return False
+    size, length = (_mean_log(large, of) - _mean_log(few, of) for of in ("samples", "mean_norm"))
+    as_if_wrong = length / size + 1 if announced == "mean" else -length / size
+    return as_if_wrong > 2 / 3
+
+
+def _mean_log(passes: Sequence[Observation], attribute: str) -> float:
+    return fmean(math.log(getattr(o, attribute)) for o in passes)
 
 
 def _sketch(blocks: Sequence[Sequence[nn.Parameter]], sums: Mapping[nn.Parameter, Tensor]) -> Tensor:
