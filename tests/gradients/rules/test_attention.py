@@ -250,3 +250,35 @@ def test_control_norms_of_tokens_added_up_are_caught(monkeypatch):
         lambda x, dA: (x.square().sum(2) * dA.square().sum(2)).sum(1),
     )
     assert move() > 1.2
+
+
+@pytest.mark.parametrize("was_training", [False, True])
+def test_dropout_is_that_of_the_forward_pass_in_whatever_mode_the_backward_pass_finds_the_layer(was_training):
+    """An attention that was evaluated and then set to training drew masks that its forward pass did not have."""
+    torch.manual_seed(0)
+    model = Attending(nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), 3).double()
+
+    def in_one_mode(model, *inputs):
+        model.train(was_training)
+        value = losses(model, *inputs)
+        model.train(not was_training)
+        return value
+
+    check_losses(model, in_one_mode, *batch(6), draws=was_training)
+
+
+def test_a_parameter_in_two_places_gets_the_sum_of_its_gradients():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(4, 2, kdim=5, vdim=5, batch_first=True)
+    attention.v_proj_weight = attention.k_proj_weight
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.queries, self.keys, self.attention = nn.Linear(3, 4), nn.Linear(3, 5), attention
+
+        def forward(self, x, y, lengths):
+            keys = self.keys(y)
+            return self.attention(self.queries(x), keys, keys)[0], None
+
+    check_losses(Shared().double(), losses, *batch())

@@ -253,3 +253,30 @@ def test_control_gates_of_another_order_are_caught(monkeypatch):
     monkeypatch.setattr(recurrent, "CELLS", {**recurrent.CELLS, "LSTM": recurrent.CELLS["GRU"]})
     with pytest.raises((AssertionError, RuntimeError)):
         check_losses(Reader(nn.LSTM(3, 4, batch_first=True), 4).double(), loss_on("all"), *batch())
+
+
+SHARED = [("weight_hh_l1", "weight_hh_l0"), ("weight_ih_l0_reverse", "weight_ih_l0"), ("bias_hh_l0", "bias_ih_l0")]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(("name", "other"), SHARED)
+def test_a_parameter_that_layers_or_directions_share_gets_the_sum_of_its_gradients(kind, name, other):
+    """The maps of the second name were dropped: the parameter was trained on the uses of the first alone."""
+    torch.manual_seed(0)
+    layer = KINDS[kind](3, 3, num_layers=2, bidirectional=True, batch_first=True)
+    setattr(layer, name, getattr(layer, other))
+    check_losses(Reader(layer, 4, packed=True, initial=True).double(), loss_on("all"), *batch())
+
+
+@pytest.mark.parametrize("was_training", [False, True])
+def test_dropout_is_that_of_the_forward_pass_in_whatever_mode_the_backward_pass_finds_the_layer(was_training):
+    torch.manual_seed(0)
+    model = Reader(nn.LSTM(3, 3, num_layers=2, dropout=0.5, batch_first=True), 4).double()
+
+    def losses(model, *inputs):
+        model.train(was_training)
+        value = loss_on("out")(model, *inputs)
+        model.train(not was_training)
+        return value
+
+    check_losses(model, losses, *batch(samples=6), draws=was_training)

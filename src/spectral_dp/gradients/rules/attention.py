@@ -82,7 +82,9 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
         inner = self._project(inputs, options["attn_mask"] if dA.needs(options["attn_mask"]) else None)
         replayed = call.random_state.replayed() if call.random_state is not None else nullcontext()
         with torch.enable_grad(), replayed:
-            context, weights = self._attend(inner, options)
+            # The call tells whether there was dropout: the module may have been switched to another mode since.
+            p = 0.0 if call.random_state is None else self.module.dropout
+            context, weights = self._attend(inner, options, p)
         self._check(call, context.detach())
         dout, dcontext = self._output_gradient(dA.gradients[0], context)
         found = _gradients_of(inner.leaves, [(context, dcontext), (weights, (*dA.gradients, None)[1])])
@@ -101,8 +103,8 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
             leaf.requires_grad_()
         return Inner((projected[0], projected[1], projected[2]), tuple(shared), mask)
 
-    def _attend(self, inner: Inner, options: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Context, and the attention's weights where they were asked for, as torch's function computes them."""
+    def _attend(self, inner: Inner, options: dict[str, Any], p: float) -> tuple[Tensor, Tensor | None]:
+        """Context, and the weights where they were asked for, as torch's function computes them with dropout ``p``."""
         module, (q, k, v) = self.module, inner.projected
         if inner.extra:
             k, v = (torch.cat([t, e], dim=1) for t, e in zip((k, v), inner.extra, strict=True))
@@ -110,7 +112,6 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
             k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
         mask = self._mask(inner, options, q, k)
         q, k, v = (t.unflatten(2, (module.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
-        p = module.dropout if module.training else 0.0
         if not options["need_weights"]:
             context, weights = F.scaled_dot_product_attention(q, k, v, mask, p), None
         else:
@@ -187,10 +188,11 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
         return tuple(self._weight(f"{name}_proj_weight") for name in "qkv")
 
     def _weight(self, name: str) -> Tensor:
-        return self.parameter(name).detach().to(self.dtype)
+        return self.module.get_parameter(name).detach().to(self.dtype)
 
     def _value(self, name: str) -> Tensor | None:
-        return self._weight(name) if name in self.parameters() else None
+        parts = dict(self.module.named_parameters(remove_duplicate=False))  # by all its names, if one is shared
+        return self._weight(name) if name in parts else None
 
     def _samples_first(self, t: Tensor) -> Tensor:
         return self._batch_first(_batched(t)).to(self.dtype)

@@ -70,13 +70,30 @@ class DenseMapsRule(GhostRule[Module]):
 
     def back(self, call: Call, dA: OutputGradients) -> tuple[tuple[DenseMaps, Tensor], InputGradients]:
         """Goes back through a call: what is kept of it, ``x`` and ``dA``, and the gradients of its inputs."""
-        (maps, formed), input_gradients = self.open(call, dA)
+        inside, input_gradients = self.open(call, dA)
+        maps, formed = self._by_parameter(inside)
         trained = self.trained()
         maps = tuple(kept for each in maps if (kept := _trained_part(each, trained)) is not None)
         formed = {name: z for name, z in formed.items() if name in trained}
         first = maps[0].dA if maps else next(iter(formed.values()))
         input_gradients = [(x, gradient.to(x.dtype)) for x, gradient in input_gradients]
         return (DenseMaps(maps, formed), first.new_empty(len(first), 0)), input_gradients
+
+    def _by_parameter(self, inside: DenseMaps) -> DenseMaps:
+        """The same with one name for each parameter: of one in several places, the gradients are formed and added.
+
+        Two directions of an LSTM may share a weight, for example. Maps are told apart by names, so all maps of a layer
+        in which a parameter has several are given up for per-sample gradients.
+        """
+        names = dict(self.module.named_parameters(remove_duplicate=False))
+        if len(names) == len(set(names.values())):
+            return inside
+        first_names = {parameter: name for name, parameter in self.parameters().items()}
+        total: dict[str, Tensor] = {}
+        for name, z in self.form(inside, torch.empty(0)).items():
+            first = first_names[names[name]]
+            total[first] = total[first] + z if first in total else z
+        return DenseMaps((), total)
 
     def squared_norms(self, x: DenseMaps, dA: Tensor) -> Tensor:
         total = dA.new_zeros(len(dA), dtype=torch.float64)

@@ -136,7 +136,8 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
         """Inputs and outputs of all layers, ``(T, B, ...)`` each."""
         module = self.module
         recorded = self._recorded_output(x, call)
-        masks_differ = module.training and module.dropout > 0 and module.num_layers > 1
+        # The call tells whether there was dropout: the module may have been switched to another mode since.
+        masks_differ = call.random_state is not None and module.dropout > 0 and module.num_layers > 1
         inputs: list[LayerInput] = []
         outputs: list[Tensor] = []
         with call.random_state.replayed() if call.random_state is not None else nullcontext():
