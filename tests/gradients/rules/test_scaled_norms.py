@@ -53,6 +53,25 @@ class GatedRMSNorm(LlamaRMSNorm):
         return super().forward(x) * gate
 
 
+class ResidualRMSNorm(LlamaRMSNorm):
+    """Without its second argument, it computes what the name says."""
+
+    def forward(self, x, residual=None):
+        return super().forward(x if residual is None else x + residual)
+
+
+class ChannelRMSNorm(LlamaRMSNorm):
+    """On images, it normalises over another dimension."""
+
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1) if x.ndim == 4 else super().forward(x)
+
+
+class TrainingRMSNorm(LlamaRMSNorm):
+    def forward(self, x):
+        return super().forward(x) * (2 if self.training else 1)
+
+
 def rule_of(module):
     return find_rule(module)(module, LayerConfig()) if find_rule(module) else None
 
@@ -77,6 +96,26 @@ def test_control_what_only_has_the_name_has_no_rule(kind):
     assert rule is None or isinstance(rule, FallbackRule)
     if kind is not GatedRMSNorm:
         check(nn.Sequential(kind(6)).double(), torch.randn(3, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("kind", [ResidualRMSNorm, ChannelRMSNorm, TrainingRMSNorm])
+def test_control_what_has_the_name_for_some_calls_only_has_no_rule(kind, is_training):
+    """Such a layer was taken for an ordinary one, and given the gradient that it has without the rest."""
+    layer = kind(4).train(is_training)
+    assert isinstance(rule_of(layer), FallbackRule)
+    assert layer.training is is_training
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = layer
+
+        def forward(self, x):
+            return self.norm(x, x.flip(1).square()) if kind is ResidualRMSNorm else self.norm(x)
+
+    model = Network().double()
+    check(model.train(not is_training), torch.randn(3, 4, 4, 4, dtype=torch.float64))
 
 
 def test_no_record_moves_the_sums_further_than_the_bound():

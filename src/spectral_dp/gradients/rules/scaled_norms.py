@@ -3,11 +3,14 @@
     y = w x^ or (1 + w) x^
     x^ = x / sqrt(mean(x²) + eps)      g_b = sum over positions of dA * x^
 
-They are known by their names, of which there are many, and a name proves nothing. So each layer is run once on made-up
-numbers with made-up weights when its rule is made; one that computes anything else has no rule.
+They are known by their names, of which there are many, and a name proves nothing. So each layer is run on made-up
+numbers of several shapes with made-up weights when its rule is made, in training and in evaluation mode. One that
+computes anything else has no rule, nor has one that can be given more than its input (a residual, a gate).
 """
 
 from __future__ import annotations
+
+import inspect
 
 import torch
 from torch import Tensor, nn
@@ -59,20 +62,30 @@ def _is_one(module: nn.Module) -> bool:
         or weight.ndim != 1
         or not isinstance(_eps(module), float)
         or list(module.children())
+        or len(inspect.signature(module.forward).parameters) != 1
     ):
         return False
     generator = torch.Generator().manual_seed(0)
-    w, x = (torch.randn(n, len(weight), generator=generator, dtype=torch.float64) for n in (1, 8))
-    x = x * torch.tensor([1e-4, 1e-2, 1.0, 1e2]).double().repeat(2)[:, None]
-    w, x = w[0].to(weight), x.view(2, 4, -1).to(weight)
+    w, x = (torch.randn(n, len(weight), generator=generator, dtype=torch.float64) for n in (1, 16))
+    x = x * torch.tensor([1e-4, 1e-2, 1.0, 1e2]).double().repeat(4)[:, None]
+    shapes = [(16, -1), (2, 8, len(weight)), (2, 2, 4, len(weight))]
+    return all(
+        _computes_one(module, w[0].to(weight), x.view(shape).to(weight), mode)
+        for shape in shapes
+        for mode in (module.training, not module.training)
+    )
+
+
+def _computes_one(module: nn.Module, w: Tensor, x: Tensor, mode: bool) -> bool:
     try:
         with torch.no_grad(), left_as_it_was(module):
-            y = functional_call(WithoutHooks(module), {"module.weight": w}, ((x,), {}))
-    except Exception:  # it takes other arguments
+            y = functional_call(WithoutHooks(module.train(mode)), {"module.weight": w}, ((x,), {}))
+    except Exception:  # it takes other arguments, or numbers of other shapes
         return False
-    expected = _normalised(module, x.double()) * w.double()
-    tolerance = 16 * max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps)
+    normalised = _normalised(module, x.double())
+    expected = normalised * w.double()
+    tolerance = 16 * max(torch.finfo(w.dtype).eps, torch.finfo(torch.float32).eps)
     return isinstance(y, Tensor) and any(
         y.shape == other.shape and torch.allclose(y.double(), other, rtol=tolerance, atol=tolerance)
-        for other in (expected, expected + _normalised(module, x.double()))
+        for other in (expected, expected + normalised)
     )
