@@ -1,8 +1,10 @@
 """Layers made of dense maps: norms and sums without per-sample gradients are those of the formed ones."""
 
+import pytest
 import torch
 from torch import nn
 
+from spectral_dp.gradients import ModelGradients
 from spectral_dp.gradients.rules.dense_maps import DenseMap, DenseMaps, DenseMapsRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 
@@ -62,3 +64,17 @@ def test_several_uses_are_one_with_more_tokens():
     both = {name: z + rule.form(y, dA)[name] for name, z in rule.form(x, dA).items()}
     for name, z in rule.form(merged, dA).items():
         torch.testing.assert_close(z, both[name])
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 4, batch_first=True), nn.MultiheadAttention(4, 2, batch_first=True)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_precision_is_that_of_the_gradients_that_arrived(layer, dtype):
+    """The maps are found in float32. A rehearsal that took this for their precision refused sound models in bfloat16."""
+    gradients = ModelGradients(layer)
+    x = torch.randn(3, 5, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+        out = (layer(x) if isinstance(layer, nn.LSTM) else layer(x, x, x))[0]
+    assert out.dtype is dtype
+    out.square().sum().backward()
+    assert gradients.take().precision == torch.finfo(dtype).eps
+    gradients.remove()

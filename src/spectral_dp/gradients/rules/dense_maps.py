@@ -77,7 +77,10 @@ class DenseMapsRule(GhostRule[Module]):
         formed = {name: z for name, z in formed.items() if name in trained}
         first = maps[0].dA if maps else next(iter(formed.values()))
         input_gradients = [(x, gradient.to(x.dtype)) for x, gradient in input_gradients]
-        return (DenseMaps(maps, formed), first.new_empty(len(first), 0)), input_gradients
+        # Of the dtype in which gradients arrived, which says how far they can be trusted; the maps have a finer one.
+        dtypes = [d.dtype for d in dA.gradients if d is not None]
+        arrived = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=first.dtype)
+        return (DenseMaps(maps, formed), first.new_empty(len(first), 0, dtype=arrived)), input_gradients
 
     def _by_parameter(self, inside: DenseMaps) -> DenseMaps:
         """The same with one name for each parameter: of one in several places, the gradients are formed and added.
