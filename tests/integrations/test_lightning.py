@@ -333,3 +333,69 @@ def test_several_devices_are_refused(tmp_path):
     run = trainer(tmp_path, strategy="ddp", devices=2)
     with pytest.raises(ValueError, match=r"Trainer\(devices=1\)"):
         _refuse(run, Classifier())
+
+
+def tune(run, module):
+    lightning.pytorch.tuner.Tuner(run).lr_find(module, DataLoader(data(), batch_size=BATCH), num_training=5)
+
+
+@pytest.mark.parametrize("how", ["tuner", "learning rate", "batch size"])
+def test_tuners_are_refused_before_they_see_a_record(tmp_path, how):
+    """They take the callbacks away and train in plain: a learning rate was chosen by raw losses, with no entry."""
+    seen = []
+
+    class Watched(Classifier):
+        batch_size = BATCH
+
+        def train_dataloader(self):
+            return DataLoader(data(), batch_size=self.batch_size)
+
+        val_dataloader = train_dataloader
+
+        def training_step(self, batch, batch_idx):
+            seen.append(batch)
+            return super().training_step(batch, batch_idx)
+
+    finders = {"learning rate": lightning.pytorch.callbacks.LearningRateFinder(num_training_steps=5)}
+    finders["batch size"] = lightning.pytorch.callbacks.BatchSizeFinder(steps_per_trial=1, max_trials=1)
+    run = trainer(tmp_path, privacy(), *([finders[how]] if how in finders else []), enable_checkpointing=True)
+    with pytest.raises(ValueError, match="without privacy"):
+        if how == "tuner":
+            tune(run, Watched())
+        else:
+            run.fit(Watched())
+    assert not seen
+
+
+def test_control_a_tuner_trains_without_the_callback(tmp_path, monkeypatch):
+    """What is refused above: records are trained on, and the ledger is empty."""
+    monkeypatch.setattr(DifferentialPrivacy, "setup", lambda *_, **__: None)
+    callback, losses = privacy(), []
+
+    class Watched(Classifier):
+        def training_step(self, batch, batch_idx):
+            losses.append(super().training_step(batch, batch_idx))
+            return losses[-1]
+
+    tune(trainer(tmp_path, callback, enable_checkpointing=True), Watched())
+    assert losses
+    assert callback.engine.accountant.ledger.steps == 0
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_training_goes_on_after_an_earlier_checkpoint_was_tested(tmp_path):
+    """The ledger that the tested file holds is older than that of the engine, which has every step of both."""
+
+    class Tested(Classifier):
+        def test_step(self, batch, batch_idx):
+            self.loss(*batch)
+
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "saved", every_n_train_steps=2, save_top_k=-1)
+    callback = privacy()
+    run, module = fit(tmp_path, callback, Tested(), callbacks=[saver], enable_checkpointing=True, max_epochs=1)
+    steps = callback.engine.accountant.ledger.steps
+    first = min(tmp_path.glob("saved/*.ckpt"), key=lambda path: path.stat().st_mtime)
+    run.test(module, DataLoader(data(), batch_size=BATCH), ckpt_path=first, weights_only=False, verbose=False)
+    run.fit_loop.max_epochs = 2
+    run.fit(module, DataLoader(data(), batch_size=BATCH))
+    assert callback.engine.accountant.ledger.steps == 2 * steps

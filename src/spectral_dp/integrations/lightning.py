@@ -32,7 +32,7 @@ from spectral_dp.training.optimizer import LossReduction
 from spectral_dp.training.sampling import PoissonLoader
 
 try:
-    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
     from lightning.pytorch.strategies import SingleDeviceStrategy
 except ImportError as error:
     Callback = stand_in("lightning", error)
@@ -110,6 +110,17 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
         return self.engine.accountant.get_epsilon(self.target_delta)
 
     # From the beginning of fit to its end.
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuses tuners. They begin before :meth:`on_fit_start`, and train without this callback, on the raw data."""
+        tuners = [type(c).__name__ for c in trainer.callbacks if isinstance(c, LearningRateFinder | BatchSizeFinder)]
+        if stage == "fit" and tuners:
+            raise ValueError(
+                f"{tuners[0]} (or the Tuner that made it) takes all callbacks out of the Trainer and trains on the raw "
+                "data without privacy: what it finds, and the losses it shows, no budget covers. Tune on public data "
+                "with a Trainer that does not have this callback. max_physical_batch_size only affects memory, and can "
+                "be tried out"
+            )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Checks the trainer, and lets the data be set up privately."""
@@ -264,8 +275,12 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
             checkpoint[CHECKPOINT] = self.engine.state_dict(module=pl_module)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Remembers the ledger until the run is set up."""
-        self._saved = checkpoint.get(CHECKPOINT)
+        """Remembers the ledger until the run is set up.
+
+        Weights that ``test`` or ``validate`` load while this engine has a ledger are of its own run: nothing to resume.
+        """
+        if trainer.state.fn == "fit" or not self.engine.accountant.history:
+            self._saved = checkpoint.get(CHECKPOINT)
 
 
 def _to_device(trainer: Any, pl_module: Any, batch: Any) -> Any:
