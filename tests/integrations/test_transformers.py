@@ -435,3 +435,12 @@ def test_the_arguments_can_come_from_a_command_line():
 def test_a_target_or_a_multiplier_must_be_given(tmp_path, both):
     with pytest.raises(ValueError, match="one of them"):
         trainer(tmp_path, privacy=both).train()
+
+
+def test_training_again_draws_from_the_data_set_that_is_there_now(tmp_path):
+    """It went on with the records of the first training, whatever ``train_dataset`` said."""
+    run = trainer(tmp_path)
+    run.train()
+    run.train_dataset = records(2 * BATCH)
+    run.train()
+    assert [phase[1:] for phase in run.engine.accountant.history] == [(BATCH / RECORDS, 10), (0.5, 4)]

@@ -131,6 +131,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self.privacy, self.spectral = privacy, spectral
         self.engine = engine if engine is not None else PrivacyEngine()
         self._steps: LogicalSteps | None = None
+        self._records: Any = None  # the data set that these steps draw from
         super().__init__(model, args, **others)
         self.add_callback(_PublicEpoch())
 
@@ -138,8 +139,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """Returns the batches of the private run while training; at other times those that ``Trainer`` would give."""
         if not self.is_in_train:
             return super().get_train_dataloader()
-        if self._steps is None or self._steps.optimizer.gradients.model is not self.model:
-            self._steps = self._make_private()
+        has_this_model = self._steps is not None and self._steps.optimizer.gradients.model is self.model
+        if self._steps is not None and has_this_model and self._records is not self.train_dataset:
+            self.optimizer = self._steps.optimizer.original_optimizer  # goes on, around other records
+        if self._steps is None or not has_this_model or self._records is not self.train_dataset:
+            self._steps, self._records = self._make_private(), self.train_dataset
         return self._steps
 
     def _make_private(self) -> LogicalSteps:
