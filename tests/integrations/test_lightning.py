@@ -335,10 +335,6 @@ def test_several_devices_are_refused(tmp_path):
         _refuse(run, Classifier())
 
 
-def tune(run, module):
-    lightning.pytorch.tuner.Tuner(run).lr_find(module, DataLoader(data(), batch_size=BATCH), num_training=5)
-
-
 @pytest.mark.parametrize("how", ["tuner", "learning rate", "batch size"])
 def test_tuners_are_refused_before_they_see_a_record(tmp_path, how):
     """They take the callbacks away and train in plain: a learning rate was chosen by raw losses, with no entry."""
@@ -359,11 +355,9 @@ def test_tuners_are_refused_before_they_see_a_record(tmp_path, how):
     finders = {"learning rate": lightning.pytorch.callbacks.LearningRateFinder(num_training_steps=5)}
     finders["batch size"] = lightning.pytorch.callbacks.BatchSizeFinder(steps_per_trial=1, max_trials=1)
     run = trainer(tmp_path, privacy(), *([finders[how]] if how in finders else []), enable_checkpointing=True)
+    train = run.fit if how in finders else lightning.pytorch.tuner.Tuner(run).lr_find
     with pytest.raises(ValueError, match="without privacy"):
-        if how == "tuner":
-            tune(run, Watched())
-        else:
-            run.fit(Watched())
+        train(Watched())
     assert not seen
 
 
@@ -377,7 +371,8 @@ def test_control_a_tuner_trains_without_the_callback(tmp_path, monkeypatch):
             losses.append(super().training_step(batch, batch_idx))
             return losses[-1]
 
-    tune(trainer(tmp_path, callback, enable_checkpointing=True), Watched())
+    tuner = lightning.pytorch.tuner.Tuner(trainer(tmp_path, callback, enable_checkpointing=True))
+    tuner.lr_find(Watched(), DataLoader(data(), batch_size=BATCH), num_training=5)
     assert losses
     assert callback.engine.accountant.ledger.steps == 0
 

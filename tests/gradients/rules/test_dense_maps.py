@@ -69,7 +69,7 @@ def test_several_uses_are_one_with_more_tokens():
 @pytest.mark.parametrize("layer", [nn.LSTM(4, 4, batch_first=True), nn.MultiheadAttention(4, 2, batch_first=True)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_precision_is_that_of_the_gradients_that_arrived(layer, dtype):
-    """The maps are found in float32. A rehearsal that took this for their precision refused sound models in bfloat16."""
+    """The maps are found in float32. A rehearsal that took this for the precision refused sound models in bfloat16."""
     gradients = ModelGradients(layer)
     x = torch.randn(3, 5, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
