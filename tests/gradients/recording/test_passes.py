@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 from spectral_dp.gradients import ModelGradients
+from spectral_dp.gradients.recording.knowledge import Knowledge
 from spectral_dp.gradients.recording.passes import Pass
-from spectral_dp.gradients.recording.trial import Knowledge
 from spectral_dp.gradients.rules.held import HeldRule
 
 
@@ -150,7 +150,7 @@ def test_a_model_that_is_given_a_packed_sequence():
 
 def a_pass(samples, x):
     tried = []
-    return Pass(nn.Identity(), (x,), {}, samples, Knowledge(), lambda p: tried.append(p)), tried
+    return Pass(nn.Identity(), (x,), {}, samples, Knowledge(), lambda p, _: tried.append(p)), tried
 
 
 def test_what_the_model_was_given_needs_no_trial():
@@ -159,8 +159,20 @@ def test_what_the_model_was_given_needs_no_trial():
     assert not current.is_shared(1, nn.Linear(3, 3), x[:, :2], torch.randn(4, 3))
     current.check_one_row_each(2, nn.LSTM(3, 3), x, torch.randn(4, 1, 3))
     assert not tried
-    assert not current.is_shared(3, nn.Linear(3, 3), torch.randn(4, 3), torch.randn(4, 3)), "nothing speaks against it"
-    assert tried == [current]
+    made = torch.randn(4, 3, requires_grad=True)
+    assert not current.is_shared(3, nn.Linear(3, 3), made, torch.randn(4, 3)), "made of it by other layers"
+    assert not tried
+    assert not current.is_shared(4, nn.Linear(3, 3), made, torch.randn(4, 4)), "nothing speaks against it"
+    assert tried == [current], "samples could have changed places with a dimension that is as long"
+
+
+def test_rows_that_no_trial_could_tell_are_refused():
+    """A table of as many positions as there are samples looks the same."""
+    current, _ = a_pass(4, torch.randn(4, 3))
+    with pytest.raises(RuntimeError, match="cannot be told apart"):
+        current.is_shared(1, nn.Linear(3, 3), torch.randn(4, 3), torch.randn(4, 3))
+    with pytest.raises(RuntimeError, match="one row for each sample"):
+        current.check_one_row_each(2, nn.LSTM(3, 3), torch.randn(4, 1, 3), torch.randn(4, 1, 3))
 
 
 def test_a_pass_that_is_over_holds_no_batch():

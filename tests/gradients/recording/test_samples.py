@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from spectral_dp.gradients.recording.samples import keywords_of_call, number_of_samples, relation, some_samples
+from spectral_dp.gradients.recording.samples import (
+    calls_under_way,
+    keywords_of_call,
+    number_of_samples,
+    relation,
+    some_samples,
+)
 
 sizes = st.integers(2, 4)
 
@@ -94,3 +100,22 @@ def test_keywords_of_the_call_are_found_from_a_hook_that_is_not_given_them():
         handle.remove()
     assert seen[0]["input"] is x
     assert keywords_of_call(nn.Linear(1, 1)) is None
+
+
+def test_a_single_row_before_others_tells_no_number():
+    """Taken for one sample, all samples would be clipped as one."""
+    time_step, x = torch.ones(1), torch.ones(4, 2)
+    assert number_of_samples((time_step, x), {}) is None
+    assert number_of_samples((time_step, x), {}, expected=4) == 4
+    assert number_of_samples((time_step, x), {}, expected=1) == 1
+    assert number_of_samples((x[:1], time_step), {}) == 1
+
+
+def test_calls_that_are_under_way():
+    class CallsItself(nn.Module):
+        def forward(self, depth):
+            return self(depth - 1) if depth else calls_under_way(self)
+
+    module = CallsItself()
+    assert [module(depth) for depth in (0, 1, 2)] == [1, 2, 3]
+    assert calls_under_way(module) == 0

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.support.recorded_models import check, run
 from tests.support.sharing_models import EXACT, REFUSED, Sharing, make
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from spectral_dp.gradients import ModelGradients
 
@@ -126,3 +127,64 @@ def test_a_shared_tensor_that_leaves_the_model_is_refused_when_it_is_used():
     with pytest.raises(RuntimeError, match="weight_decay"):
         (out.sum() + gate.square().sum()).backward()
     gradients.remove()
+
+
+class Times(torch.autograd.Function):
+    """Torch does not ask a tensor subclass about a function of one's own."""
+
+    @staticmethod
+    def forward(ctx, x, gate):
+        return x * gate.detach()
+
+    @staticmethod
+    def backward(ctx, dA):
+        return dA, dA.flatten(0, -2).sum(0)
+
+
+def times(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x * gate)
+
+
+def scripted(x, gate):
+    return torch.jit.script(times)(x, gate)
+
+
+def checkpointed(m, x):
+    return m.out(checkpoint(lambda h, gate: torch.tanh(h * gate), m.layer(x), m.gate, use_reentrant=True))
+
+
+NOT_FOLLOWED = {
+    "a function of one's own": lambda m, x: m.out(Times.apply(m.layer(x), m.gate)),
+    "a scripted function": lambda m, x: m.out(scripted(m.layer(x), m.gate)),
+    "a reentrant checkpoint": checkpointed,
+    "positions in a scripted function": lambda m, x: m.out(scripted(m.layer(x), m.positions(torch.arange(4)))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("name", NOT_FOLLOWED)
+def test_a_gradient_that_is_not_followed_is_an_error(name):
+    """It was left out: the parameter got noise alone."""
+    torch.manual_seed(0)
+    model = type("Model", (Sharing,), {"forward": NOT_FOLLOWED[name]})().double()
+    with pytest.raises(RuntimeError, match="cannot be followed through"):
+        run(model, torch.randn(3, 4, 6).double())
+
+
+def test_code_may_ask_whether_a_parameter_needs_a_gradient():
+    """Told that it does not, a model took another way, which trained less."""
+
+    def forward(m, x):
+        gate = m.gate if m.gate.requires_grad and (m.gate * 2).requires_grad == torch.is_grad_enabled() else 1
+        return m.out(torch.tanh(m.layer(x) * gate))
+
+    torch.manual_seed(0)
+    check(type("Model", (Sharing,), {"forward": forward})().double(), torch.randn(3, 4, 6).double())
+
+
+def test_what_has_only_the_shape_of_a_parameter():
+    def forward(m, x):
+        return m.out(x * (m.gate + torch.zeros_like(m.gate) + m.gate.new_ones(6)))
+
+    torch.manual_seed(0)
+    check(type("Model", (Sharing,), {"forward": forward})().double(), torch.randn(3, 4, 6).double())

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.support.recorded_models import check
 from torch import nn
 
 from spectral_dp.gradients import ModelGradients
@@ -298,3 +299,47 @@ def test_an_evaluation_with_gradients_leaves_nothing_behind_either():
     with pytest.raises(RuntimeError, match="codebook"):
         model.eval()(torch.randn(4, 6))
     gradients.remove()
+
+
+class TestKeepsakeOfAPassThatIsUnderWay:
+    """What it has put on the model is the same object again: gradients flow through it."""
+
+    def test_objects_are_the_same(self):
+        module = nn.Module()
+        module.kept, module.rebound = torch.ones(2, requires_grad=True) * 2, torch.zeros(2)
+        module.listed, module.named, module.pair = [module.kept], {"h": module.kept}, (module.kept, [1])
+        before = dict(vars(module))
+        kept = Keepsake(module)
+        module.rebound[:] = 5
+        module.kept, module.rebound = torch.zeros(2), torch.ones(2)
+        module.listed.append(torch.ones(1))
+        module.named["h"] = None
+        module.pair[1].append(2)
+        module.pair = ()
+        kept.restore()
+        assert all(vars(module)[name] is before[name] for name in ("kept", "rebound", "listed", "named", "pair"))
+        assert (module.listed, module.named, module.pair[1]) == ([module.kept], {"h": module.kept}, [1])
+        assert module.kept.grad_fn is not None
+        assert not bool(module.rebound.any())
+
+    @pytest.mark.parametrize("store", ["attribute", "list"])
+    def test_what_a_pass_has_stored_before_its_trial_keeps_its_gradient(self, store):
+        """The first batch trained all but the layer before, silently."""
+
+        class Stores(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.out, self.gate = nn.Linear(3, 3), nn.Linear(3, 2), nn.Parameter(torch.randn(3))
+                self.hidden, self.stack = None, []
+
+            def forward(self, x):
+                self.hidden = self.layer(x)
+                self.stack.append(self.hidden)
+                y = self.gate * x  # the first operation of what samples share: the trial
+                hidden = self.stack.pop()
+                hidden = self.hidden if store == "attribute" else hidden
+                self.hidden = None
+                return self.out(torch.tanh(y + hidden))
+
+        torch.manual_seed(0)
+        check(Stores().double(), torch.randn(4, 3).double())

@@ -1,60 +1,9 @@
 """Trial runs: what they tell, and that they leave nothing behind."""
 
-import pytest
 import torch
 from torch import nn
 
-from spectral_dp.gradients.recording.trial import Knowledge, Origins, Trial, run_both, without_trace
-
-
-def learn(make, samples=3):
-    """What two runs of ``make(samples at hand, seed)`` tell."""
-    torch.manual_seed(0)
-    x, knowledge, root = torch.randn(samples, 2, 4), Knowledge(), nn.Identity()
-    layer = nn.Identity()
-
-    def run(rows):
-        trial = Trial(Origins(root))
-        make(x[rows], lambda value, by=None: trial.seed("layer", trial.origins.of_call(layer), value, by))
-        return trial
-
-    run_both(run, samples, knowledge)
-    return knowledge
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (lambda x: torch.ones(3, 4), "shared"),
-        (lambda x: x * 2, "rows"),
-        (lambda x: x.flatten(0, 1), "rows"),
-        (lambda x: x.transpose(0, 1).flatten(0, 1), "unknown"),
-        (lambda x: x.sum(0), "unknown"),
-    ],
-)
-def test_how_the_output_of_a_layer_belongs_to_the_samples(value, expected):
-    assert list(learn(lambda x, seed: seed(value(x))).layers.values()) == [expected]
-
-
-def test_samples_in_another_dimension_are_compared_where_they_are_said_to_be():
-    time_first = learn(lambda x, seed: seed(x.transpose(0, 1)))
-    told = learn(lambda x, seed: seed(x.transpose(0, 1), x))
-    assert (list(time_first.layers.values()), list(told.layers.values())) == (["unknown"], ["rows"])
-
-
-def test_operations_on_what_is_shared_are_told_apart():
-    def make(x, seed):
-        table = seed(torch.ones(2, 4)) * 2
-        return table + x
-
-    of_table, with_samples = learn(make).operations.values()
-    assert (of_table.relation, with_samples.relation) == ("shared", "rows")
-    assert with_samples.batched == (False, True)
-
-
-def test_samples_that_meet_are_noticed():
-    assert learn(lambda x, seed: seed(x) * 2).meets is None
-    assert learn(lambda x, seed: seed(x - x.mean(0))).meets == "layer"
+from spectral_dp.gradients.recording.trial import Origins, Trial, run_both, without_trace
 
 
 def test_origins_are_the_same_in_every_pass():
@@ -80,3 +29,24 @@ def test_without_a_trace():
     assert torch.equal(torch.get_rng_state(), state)
     assert not bool(model[0].running_mean.any())
     assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+def test_both_runs_and_the_number_of_samples_are_handed_over():
+    seen = []
+
+    def run(rows):
+        trial = Trial(Origins(nn.Identity()))
+        trial.seed("layer", 1, torch.arange(5.0)[rows])
+        return trial
+
+    run_both(run, 5, lambda whole, rest, samples: seen.append((whole, rest, samples)))
+    ((whole, rest, samples),) = seen
+    assert [t.entries[0].results[0].tolist() for t in (whole, rest)] == [[0, 1, 2], [1, 2]]
+    assert samples == 3
+
+
+def test_a_parameter_says_that_it_needs_a_gradient():
+    trial = Trial(Origins(nn.Identity()))
+    with torch.no_grad():
+        assert trial.seed("gate", 1, torch.ones(2), needs_gradient=True).requires_grad
+        assert not trial.seed("layer", 2, torch.ones(2)).requires_grad

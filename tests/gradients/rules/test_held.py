@@ -173,3 +173,54 @@ def test_a_module_that_returns_a_table():
 
     for samples in (1, 2, 4, 5):
         check(Outer().double(), torch.randn(samples, 4, 6).double())
+
+
+def test_a_parameter_that_a_module_holds_by_two_names():
+    """The second name gave a plain gradient, which was in no norm."""
+
+    def forward(m, x):
+        return m.out(torch.tanh(m.layer(x) * m.gate + m.other_name))
+
+    torch.manual_seed(0)
+    model = type("Model", (Sharing,), {"forward": forward})()
+    model.other_name = model.gate
+    check(model.double(), torch.randn(4, 3, 6).double())
+    assert model.other_name is model.gate
+    assert model.gate.grad is None
+
+
+def test_a_model_that_calls_itself():
+    """The inner call ended the pass, so what came after it had plain gradients."""
+
+    def forward(m, x):
+        inner = m(x[:, :2]).mean(1, keepdim=True) if x.shape[1] > 2 else 0
+        return m.out(torch.tanh(m.layer(x) * m.gate)) + inner
+
+    torch.manual_seed(0)
+    model = type("Model", (Sharing,), {"forward": forward})().double()
+    check(model, torch.randn(4, 3, 6).double())
+    assert model.gate.grad is None
+
+
+def test_evaluation_after_an_interruption():
+    """With another number of samples than the batch that was interrupted."""
+
+    def forward(m, x):
+        h = m.layer(x) * m.gate
+        if m.is_interrupted:
+            raise KeyboardInterrupt
+        return m.out(h)
+
+    model = type("Model", (Sharing,), {"forward": forward, "is_interrupted": False})()
+    gradients = ModelGradients(model)
+    x = torch.randn(5, 3, 6)
+    model(x)
+    model.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    model.is_interrupted = False
+    with torch.no_grad():
+        out = model(x[:2])
+    assert type(model.gate) is nn.Parameter
+    gradients.remove()
+    torch.testing.assert_close(out, model(x[:2]).detach())

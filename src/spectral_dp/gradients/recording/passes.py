@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from spectral_dp.gradients.recording.knowledge import Knowledge, Meeting, numbered
 from spectral_dp.gradients.recording.samples import Relation
 from spectral_dp.gradients.recording.shared import Operation, Shared, for_each_sample, with_rows
-from spectral_dp.gradients.recording.trial import Knowledge, Meeting, Origins, numbered
+from spectral_dp.gradients.recording.trial import Origins
 
 
 class Pass:
@@ -28,7 +29,8 @@ class Pass:
         kwargs: And keyword arguments.
         samples: How many there are; None where that cannot be told.
         knowledge: What is known of the model.
-        try_out: Runs a trial with the samples of a pass, to know more; returns what went wrong, if anything did.
+        try_out: A function that runs a trial with the samples of a pass and adds what it shows to a new
+            :class:`Knowledge`. It returns what went wrong, if anything did.
         holds: Whether parameters that modules hold themselves take part, whose use nobody else looks at.
 
     Attributes:
@@ -44,7 +46,7 @@ class Pass:
         kwargs: Mapping[str, Any],
         samples: int | None,
         knowledge: Knowledge,
-        try_out: Callable[[Pass], RuntimeError | None],
+        try_out: Callable[[Pass, Knowledge], RuntimeError | None],
         holds: bool = False,
     ) -> None:
         self.root, self.args, self.kwargs = root, args, dict(kwargs)
@@ -54,7 +56,8 @@ class Pass:
         self.origins = Origins(root)
         self._numbers: Counter[int] = Counter()
         self._inputs = {_place(v) for v in tree_leaves((args, self.kwargs)) if isinstance(v, Tensor)}
-        self._holds, self._was_tried = holds, False
+        self._holds = holds
+        self._own: Knowledge | None = None  # what the trial of this pass has shown
         self._failure: RuntimeError | None = None
 
     def end(self) -> None:
@@ -65,27 +68,33 @@ class Pass:
         """Returns whether the output of a layer is the same for all samples; False if it has rows of each.
 
         Raises an error if it cannot be told which. An output with as many rows as there are samples is taken to hold
-        one of each where the layer was given what the model was given, or what other trained layers made of it.
+        one of each, without a trial, where the layer was given what the model was given; or what other trained layers
+        made of it, and no other dimension is as long, so that samples cannot have changed places with it.
         """
         if self.samples is None or self.samples < 2 or output.ndim == 0:
             return False
         n = len(output)
-        if n == self.samples and x is not None and (x.requires_grad or _place(x) in self._inputs):
-            return False
-        how = self._relation_of_layer(origin)
-        if how is None and n == self.samples:
+        is_made_of_it = x is not None and x.requires_grad
+        if n == self.samples and x is not None:
+            if _place(x) in self._inputs:
+                return False
+            if is_made_of_it and self.samples not in (*x.shape[1:], *output.shape[1:]):
+                return False
+        how = self._relation_of_layer(origin, output)
+        if how is None and n == self.samples and is_made_of_it:
             return False  # nothing is known that speaks against it
         if getattr(module, "batch_first", True) is False and how != "shared":
             raise RuntimeError(
                 f"{type(module).__name__} was made with batch_first=False, so samples are not in the first dimension "
                 "of its input: make it with batch_first=True, and give it (samples, steps, features)"
             )
-        if how is None or how == "unknown" or (how == "rows" and n % self.samples):
+        if how is None or how == "unknown":
             raise RuntimeError(
                 f"the output of {type(module).__name__} has neither one row for each sample, nor several side by side, "
                 "nor is it the same for all samples, so its per-sample gradients cannot be told apart: keep samples in "
                 "the first dimension, and when windows, patches or frames are folded into it, keep those of a sample "
-                "next to each other (x.flatten(0, 1) of (samples, frames, ...), without a transpose)"
+                "next to each other (x.flatten(0, 1) of (samples, frames, ...), without a transpose). It is told by a "
+                "run of a few samples in evaluation mode, which must do the same with them as this pass"
             ) from self._failure
         return how == "shared"
 
@@ -103,7 +112,7 @@ class Pass:
         if len(rows) == self.samples:
             if self.samples < 2 or (x is not None and (x.requires_grad or _place(x) in self._inputs)):
                 return
-            if self._relation_of_layer(origin) in (None, "rows"):
+            if self._relation_of_layer(origin, rows) == "rows":
                 return
         raise RuntimeError(
             f"{type(module).__name__} was not given one row for each sample, but what all samples share, or several "
@@ -112,12 +121,15 @@ class Pass:
             "(x.expand(len(batch), -1, -1)), and do not fold other dimensions into that of the samples"
         ) from self._failure
 
-    def _relation_of_layer(self, origin: int) -> Relation | None:
-        known = self._knowledge.layers
-        if origin not in known:
-            self._try()
-            known.setdefault(origin, None)  # it need not be tried at every pass
-        return known[origin]
+    def _relation_of_layer(self, origin: int, output: Tensor) -> Relation | None:
+        """What trials have shown, or what the trial of this pass shows; None where none meets the layer."""
+        known, samples = self._knowledge, self.samples or 0
+        how = known.of_layer(origin, output, samples)
+        if how == "unknown" or (how is None and origin not in known.missed):
+            how = self._try().of_layer(origin, output, samples) or known.of_layer(origin, output, samples)
+            if how is None:
+                known.missed.add(origin)
+        return how
 
     def apply(self, operation: Operation) -> Any:
         """Does an operation with shared tensors."""
@@ -125,7 +137,7 @@ class Pass:
             self._refuse_meeting()
         numbers = self._numbers.copy()
         origin = numbered(numbers, operation.name, operation.origins)
-        meeting = None if self.is_over else self._knowledge.operations.get(origin)
+        meeting = None if self.is_over else self._knowledge.of_operation(origin, operation, self.samples or 0)
         if meeting is None:
             if not operation.writes:
                 out = operation.plain()
@@ -134,13 +146,14 @@ class Pass:
             if self.is_over:
                 raise RuntimeError(
                     f"{operation.name} of a parameter, or of what samples share, outside of the model's forward pass: "
-                    "return what samples have of their own, and replace penalties by the optimizer's weight_decay"
+                    "return what samples have of their own, and replace penalties by the optimizer's weight_decay. "
+                    "Functions that are run again in the backward pass (activation checkpointing, a "
+                    "torch.autograd.Function) need one entry for each sample: x.expand(len(batch), -1)"
                 )
-            self._try()
+            meeting = self._try().of_operation(origin, operation, self.samples or 0)
             self._refuse_meeting()
-            meeting = self._knowledge.operations.get(origin)
         self._numbers = numbers
-        if meeting is None or meeting.relation == "unknown" or len(meeting.batched) != len(operation.leaves):
+        if meeting is None or meeting.relation == "unknown":
             raise RuntimeError(_cannot_tell(operation, meeting)) from self._failure
         if meeting.relation == "shared":
             return for_each_sample(operation, origin, self)
@@ -155,10 +168,13 @@ class Pass:
                 "sample (GroupNorm, LayerNorm), and keep rows in their places"
             )
 
-    def _try(self) -> None:
-        if not self._was_tried:
-            self._was_tried = True
-            self._failure = self._try_out(self)
+    def _try(self) -> Knowledge:
+        """What the trial of this pass shows; it is run once."""
+        if self._own is None:
+            self._own = Knowledge()
+            self._failure = self._try_out(self, self._own)
+            self._knowledge.update(self._own)
+        return self._own
 
 
 def _cannot_tell(operation: Operation, meeting: Meeting | None) -> str:
@@ -167,7 +183,7 @@ def _cannot_tell(operation: Operation, meeting: Meeting | None) -> str:
         "a module holds itself, or the output of a layer that was given no samples), so their gradients cannot be told "
         "apart: keep samples, or the rows of a sample side by side, in the first dimension; let parameters be "
         "broadcast over it; or put them into layers of their own (nn.Linear, nn.Embedding)"
-        + ("" if meeting else ". It did not happen when a few samples of the batch were run by themselves")
+        + ("" if meeting else ". It did not happen, or not so, when a few were run by themselves in evaluation mode")
     )
 
 

@@ -40,12 +40,13 @@ from spectral_dp.gradients.recording.call import (
     wide_call,
 )
 from spectral_dp.gradients.recording.hooks import Hooks
+from spectral_dp.gradients.recording.knowledge import Knowledge
 from spectral_dp.gradients.recording.passes import Pass
 from spectral_dp.gradients.recording.random_state import RandomState
-from spectral_dp.gradients.recording.samples import keywords_of_call, number_of_samples, some_samples
+from spectral_dp.gradients.recording.samples import calls_under_way, keywords_of_call, number_of_samples, some_samples
 from spectral_dp.gradients.recording.shared import Shared
 from spectral_dp.gradients.recording.side_outputs import SideOutputs, Stored
-from spectral_dp.gradients.recording.trial import SAMPLES, Knowledge, Origins, Trial, run_both, without_trace
+from spectral_dp.gradients.recording.trial import SAMPLES, Origins, Trial, run_both, without_trace
 
 Kept = TypeVar("Kept")
 
@@ -179,9 +180,11 @@ class Recorder(Generic[Kept]):
             return
         if isinstance(self._pass, Trial):
             return
+        if self._pass is not None and self._pass.root is module and calls_under_way(module) < 2:
+            self._end()  # a pass that was interrupted, as by Ctrl-C, left it there
         if not torch.is_grad_enabled():
             return
-        if self._pass is None or self._pass.root is module:  # or a pass that was interrupted left it there
+        if self._pass is None:
             self._begin(module, args)
         self._depth += 1
         if module not in self._watched:
@@ -238,14 +241,17 @@ class Recorder(Generic[Kept]):
             return
         if current.samples is None:
             raise RuntimeError(
-                f"{type(root).__name__} was called without a tensor that has samples in its first dimension, so it "
-                "cannot be told how many share the parameters that modules hold themselves: pass the batch as tensors"
+                f"{type(root).__name__} was called without a tensor that has samples in its first dimension, or with a "
+                "single row first and more behind it, so it cannot be told how many share the parameters that modules "
+                "hold themselves: pass the batch as tensors, those with samples first"
             )
         for module, parameters in self._held.items():
             trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
             _check_called_as_it_is(module, trained.values())
             for name, parameter in trained.items():
-                self._stand_in(module, name, self._for_samples(current, module, name, parameter))
+                shared = self._for_samples(current, module, name, parameter)
+                for alias in [n for n, p in module._parameters.items() if p is parameter]:
+                    self._stand_in(module, alias, shared)
 
     def _end(self) -> None:
         """Ends the pass: parameters are their own again."""
@@ -274,7 +280,7 @@ class Recorder(Generic[Kept]):
         shared.stands_for = parameter
         return shared
 
-    def _try_out(self, current: Pass) -> RuntimeError | None:
+    def _try_out(self, current: Pass, knowledge: Knowledge) -> RuntimeError | None:
         """Runs a few samples of a pass to learn what is shared; the pass goes on afterwards."""
         assert current.samples is not None
         depth, self._depth = self._depth, 0
@@ -286,7 +292,9 @@ class Recorder(Generic[Kept]):
                 for name, parameter in parameters.items():
                     if parameter.requires_grad or any(m is module and n == name for m, n, _ in originals):
                         origin = current.origins.of_parameter(module, name)
-                        self._stand_in(module, name, trial.seed(name, origin, parameter.detach().clone()))
+                        seed = trial.seed(name, origin, parameter.detach().clone(), needs_gradient=True)
+                        for alias in [n for m, n, p in originals if m is module and p is parameter] or [name]:
+                            self._stand_in(module, alias, seed)
             args, kwargs = some_samples((current.args, current.kwargs), current.samples or 0, rows)
             try:
                 current.root(*args, **kwargs)
@@ -296,7 +304,7 @@ class Recorder(Generic[Kept]):
 
         try:
             with without_trace(current.root), torch._C._EnableTorchFunction():
-                run_both(run, current.samples, self._knowledge)
+                run_both(run, current.samples, knowledge.learn)
         except Exception as error:  # whatever the model says to a batch of a few samples
             failure = RuntimeError(
                 f"{type(current.root).__name__} could not be run on a few samples of the batch by themselves, which is "

@@ -42,11 +42,14 @@ def number_of_samples(args: tuple[Any, ...], kwargs: Mapping[str, Any], expected
         expected: How many are at hand: if any argument has as many rows, there are as many samples.
 
     Returns:
-        The number, or None where no argument is a tensor with a first dimension.
+        The number, or None where no argument is a tensor with a first dimension. Also None where the first is a single
+        row and others have more: it may be one sample, or what all samples share (a time step).
     """
     leaves = tree_leaves((args, dict(kwargs)), is_leaf=_is_packed)
     lengths = [_length(v) for v in leaves if _is_packed(v) or (isinstance(v, Tensor) and v.ndim > 0)]
-    return expected if expected in lengths else next(iter(lengths), None)
+    if expected in lengths:
+        return expected
+    return None if not lengths or (lengths[0] == 1 and max(lengths) > 1) else lengths[0]
 
 
 def some_samples(value: Any, samples: int, rows: slice) -> Any:
@@ -130,3 +133,15 @@ def keywords_of_call(module: nn.Module) -> dict[str, Any] | None:
                 return dict(keywords)
         frame = frame.f_back
     return None
+
+
+def calls_under_way(module: nn.Module) -> int:
+    """Returns how many calls of a module have begun and not ended; more than one if it calls itself."""
+    calls = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        is_call = code.co_name == "_call_impl" and code.co_filename == torch_module.__file__
+        calls += is_call and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return calls

@@ -86,9 +86,15 @@ class Shared(Tensor):
 
     @staticmethod
     def make(looks: Tensor, wide: Tensor, origin: int, within: Within) -> Shared:
-        """Makes one."""
+        """Makes one.
+
+        It needs a gradient if the wide one does, as model code may ask. None may ever arrive at it: that would be one
+        that is missing at the wide one.
+        """
         with torch._C.DisableTorchFunctionSubclass():
             shared = looks.detach().as_subclass(Shared)
+            if wide.requires_grad:
+                shared.requires_grad_().register_hook(_refuse_lost)
         shared.wide, shared.origin, shared.within = wide, origin, within
         return shared
 
@@ -99,12 +105,23 @@ class Shared(Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # what we do with them is not to come here again
             leaves, structure = tree_flatten((args, kwargs or {}))
             operation = Operation(func, leaves, structure)
-            if operation.name in _WITHOUT_GRADIENT:
+            if operation.name == "requires_grad.__get__":
+                return operation.run(leaves)  # of itself: what it looks like needs none under torch.no_grad()
+            if operation.name in _WITHOUT_GRADIENT or operation.name in _OF_SHAPE_ONLY:
                 return operation.plain()
             within = next((v.within for v in leaves if isinstance(v, Shared)), None)
             if within is None:  # in a container that torch looks into and we do not
                 raise TypeError(f"cannot follow what samples share into the arguments of {operation.name}")
             return within.apply(operation)
+
+
+def _refuse_lost(_: Tensor) -> None:
+    raise RuntimeError(
+        "a parameter that a module holds itself, or what samples share, was used in a way that per-sample gradients "
+        "cannot be followed through: a torch.autograd.Function, a function of torch.jit.script, an extension, or an "
+        "activation checkpoint with use_reentrant=True. Use operations of torch, or give it one entry for each sample "
+        "first (x.expand(len(batch), -1)), and use_reentrant=False"
+    )
 
 
 def for_each_sample(operation: Operation, origin: int, within: Within) -> Any:
@@ -113,8 +130,6 @@ def for_each_sample(operation: Operation, origin: int, within: Within) -> Any:
         raise RuntimeError(
             f"{operation.name} changes in place what all samples share: use the operation that returns a new tensor"
         )
-    if operation.name in _OF_SHAPE_ONLY:
-        return operation.plain()
     leaves = [v.wide if isinstance(v, Shared) else v for v in operation.leaves]
     dims = [0 if isinstance(v, Shared) else None for v in operation.leaves]
     results, rebuild = _mapped(operation, leaves, dims, "same")
@@ -129,8 +144,6 @@ def with_rows(operation: Operation, batched: Sequence[bool], samples: int) -> An
         batched: Which of its arguments have rows of samples, side by side.
         samples: ``B``.
     """
-    if operation.name in _OF_SHAPE_ONLY:
-        return operation.plain()
     if operation.name == "__setitem__" or (operation.writes and not batched[0]):
         raise RuntimeError(
             f"{operation.name} writes what samples share into a tensor in place: use torch.where or torch.cat instead"

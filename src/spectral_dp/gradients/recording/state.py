@@ -9,6 +9,7 @@ a pass without gradients two.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
-from spectral_dp.gradients.recording.fingerprint import Fingerprint, fingerprints, has_numbers, held, own_attributes
+from spectral_dp.gradients.recording.fingerprint import Fingerprint, fingerprints, held, own_attributes
 from spectral_dp.gradients.recording.hooks import Hooks
 
 
@@ -119,10 +120,14 @@ class StateGuard:
 
 
 class Keepsake:
-    """Copies of a model's buffers and attributes, to put back what passes that do not count have written."""
+    """What a model's buffers and attributes are, and copies of their contents, for passes that do not count.
+
+    Every attribute becomes the *same object* again, with its former contents: a forward pass that is under way may have
+    put it there, and its gradients flow through it.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._kept = [(module, _copies(module._buffers), _copies(own_attributes(module))) for module in model.modules()]
+        self._kept = [(module, _kept(module._buffers), _kept(own_attributes(module))) for module in model.modules()]
 
     def restore(self) -> None:
         """Puts everything back that differs; what has come since is taken away."""
@@ -130,33 +135,71 @@ class Keepsake:
             for kept, now in ((buffers, module._buffers), (attributes, own_attributes(module))):
                 for name in now.keys() - kept.keys():
                     delattr(module, name)
-                for name, value in kept.items():
-                    if name not in now or not _is_same(now[name], value):
-                        _put_back(module, name, value, now.get(name))
+                for name, contents in kept.items():
+                    value = contents.restored()
+                    if name not in now or now[name] is not value:
+                        setattr(module, name, value)
 
 
-def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: copied(value) for name, value in values.items()}
+class Contents:
+    """A value, and what was in it: the numbers of a tensor or an array, the entries of a container."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._copy: Any = None
+        if isinstance(value, Tensor):
+            self._copy = value.detach().clone()
+        elif isinstance(value, np.ndarray | set | list | dict | deque):
+            self._copy = value.copy()
+        self._inner = {key: Contents(v) for key, v in _entries(value) if isinstance(v, _MUTABLE)}
+
+    def restored(self) -> Any:
+        """Returns the value with its former contents: itself, unless they cannot be put back there."""
+        value, copy = self._value, self._copy
+        if isinstance(value, Tensor | np.ndarray):
+            if fingerprints({"": value}) == fingerprints({"": copy}):
+                return value
+            if isinstance(value, Tensor) and (value.shape != copy.shape or (value.requires_grad and value.is_leaf)):
+                return copy.clone()
+            if isinstance(value, np.ndarray):
+                value[...] = copy
+                return value
+            with torch.no_grad():
+                return value.copy_(copy)  # in place: somebody else may hold it
+        inner = {key: contents.restored() for key, contents in self._inner.items()}
+        if isinstance(value, tuple):
+            if all(value[key] is v for key, v in inner.items()):
+                return value
+            make = getattr(value, "_make", tuple)  # a named tuple stays one
+            return make(inner.get(i, v) for i, v in enumerate(value))
+        if isinstance(value, set):
+            if value != copy:
+                value.clear()
+                value.update(copy)
+        elif isinstance(value, list | dict | deque):
+            for key, v in inner.items():
+                copy[key] = v
+            if len(value) != len(copy) or any(a is not b for a, b in zip(_flat(value), _flat(copy), strict=True)):
+                value.clear()
+                (value.update if isinstance(value, dict) else value.extend)(copy)
+        return value
 
 
-def _is_same(now: Any, kept: Any) -> bool:
-    if now is kept:
-        return True
-    if has_numbers(now) or has_numbers(kept):
-        return fingerprints({"": now}) == fingerprints({"": kept})
-    (ours, structure), (theirs, other) = tree_flatten(now), tree_flatten(kept)
-    plain = (str, bytes, int, set)
-    return structure == other and all(
-        a is b or (isinstance(a, plain) and isinstance(b, plain) and a == b) for a, b in zip(ours, theirs, strict=True)
-    )
+_MUTABLE = (Tensor, np.ndarray, set, list, dict, deque, tuple)
 
 
-def _put_back(module: nn.Module, name: str, kept: Any, now: Any) -> None:
-    if isinstance(kept, Tensor) and isinstance(now, Tensor) and kept.shape == now.shape and not now.requires_grad:
-        with torch.no_grad():
-            now.copy_(kept)  # in place: somebody else may hold it
-    else:
-        setattr(module, name, copied(kept))
+def _kept(values: Mapping[str, Any]) -> dict[str, Contents]:
+    return {name: Contents(value) for name, value in values.items()}
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple | deque) else ()
+
+
+def _flat(container: Any) -> list[Any]:
+    return [v for entry in container.items() for v in entry] if isinstance(container, dict) else list(container)
 
 
 def copied(value: Any) -> Any:

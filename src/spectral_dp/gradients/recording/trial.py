@@ -3,7 +3,7 @@
 The trial runs the model twice without gradients, in evaluation mode and on copies: on up to three samples, and without
 the first of these. Everything that depends on a watched layer or on a parameter that a module holds itself is noted in
 the order in which it happens; comparing the two runs tells what is shared by the samples and what has rows of them (see
-``samples.py``). What was learnt is about the *code* of the model, so it holds for later batches of other sizes.
+``samples.py`` and ``knowledge.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from spectral_dp.gradients.recording.samples import Relation, relation, relation_of_lengths
 from spectral_dp.gradients.recording.shared import Operation, Shared
 from spectral_dp.gradients.recording.state import Keepsake
 
@@ -25,19 +24,7 @@ from spectral_dp.gradients.recording.state import Keepsake
 SAMPLES = 3
 
 
-class Meeting(NamedTuple):
-    """What is known of an operation with shared tensors.
-
-    Attributes:
-        relation: How its results belong to the samples.
-        batched: Which of its arguments, flattened, have rows of samples.
-    """
-
-    relation: Relation
-    batched: tuple[bool, ...]
-
-
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """Something that happened: a seed (a layer's output, a held parameter), or an operation on what came before."""
 
     name: str
@@ -69,9 +56,11 @@ class Trial:
 
     def __init__(self, origins: Origins) -> None:
         self.origins = origins
-        self.entries: list[_Entry] = []
+        self.entries: list[Entry] = []
 
-    def seed(self, name: str, origin: int, value: Tensor, rows: Tensor | None = None) -> Shared:
+    def seed(
+        self, name: str, origin: int, value: Tensor, rows: Tensor | None = None, needs_gradient: bool = False
+    ) -> Shared:
         """Notes a layer's output or a held parameter, and returns it so that what depends on it is noted too.
 
         Args:
@@ -79,12 +68,15 @@ class Trial:
             origin: Of the value.
             value: The output or parameter.
             rows: What is compared in its place, where samples are not in its first dimension.
+            needs_gradient: Whether it says so of itself: model code may ask a parameter.
         """
         with torch._C.DisableTorchFunctionSubclass():
             value = value.detach().as_subclass(Tensor)
             compared = value if rows is None else rows.detach().as_subclass(Tensor)
-            self.entries.append(_Entry(name, origin, (), (), [compared.clone()]))
-        return self._noted(value)
+            self.entries.append(Entry(name, origin, (), (), [compared.clone()]))
+            noted = self._noted(value)
+            noted.requires_grad_(needs_gradient)
+            return noted
 
     def apply(self, operation: Operation) -> Any:
         """Does an operation and notes it."""
@@ -94,67 +86,11 @@ class Trial:
         results = [v for v in tree_leaves(out) if isinstance(v, Tensor)]
         if not results:
             return out
-        self.entries.append(_Entry(operation.name, None, made_of, shapes, [v.detach().clone() for v in results]))
+        self.entries.append(Entry(operation.name, None, made_of, shapes, [v.detach().clone() for v in results]))
         return tree_map(lambda v: self._noted(v) if isinstance(v, Tensor) and v.is_floating_point() else v, out)
 
     def _noted(self, value: Tensor) -> Shared:
         return Shared.make(value, value, len(self.entries) - 1, self)
-
-
-class Knowledge:
-    """What trials have shown of a model.
-
-    Attributes:
-        layers: How the output of a layer belongs to the samples, by its origin; None where a trial did not meet it.
-        operations: The same of operations, by their origins.
-        meets: An operation in which samples seem to meet or change places, if any.
-    """
-
-    def __init__(self) -> None:
-        self.layers: dict[int, Relation | None] = {}
-        self.operations: dict[int, Meeting] = {}
-        self.meets: str | None = None
-
-    def learn(self, whole: Trial, rest: Trial, samples: int) -> None:
-        """Compares a run on some samples with one without the first of them."""
-        origins: list[int | None] = []  # of each entry that is shared
-        numbers: Counter[int] = Counter()
-        results = [t for entry in whole.entries for t in entry.results if t.is_floating_point()]
-        precision = max((torch.finfo(t.dtype).eps for t in results), default=0.0)
-        for ours, theirs in zip(whole.entries, rest.entries, strict=False):
-            if (ours.name, ours.seed, ours.made_of) != (theirs.name, theirs.seed, theirs.made_of):
-                return  # from here on, the number of samples decides what is done
-            found = [relation(a, b, samples, precision) for a, b in zip(ours.results, theirs.results, strict=False)]
-            how = found[0] if len(set(found)) == 1 and len(ours.results) == len(theirs.results) else "unknown"
-            lengths = [t.shape[0] if t.ndim else 0 for t in (ours.results[0], theirs.results[0])]
-            pairs = zip(found, ours.results, theirs.results, strict=False)
-            if any(f == "unknown" and [len(t) for t in ts if t.ndim] == [samples, samples - 1] for f, *ts in pairs):
-                self.meets = self.meets or ours.name  # each by itself: the states of an LSTM have samples elsewhere
-            if ours.seed is not None:
-                if how == "unknown" and lengths == [samples, samples - 1]:
-                    how = "rows"  # one of each sample, whatever else they do
-                self.layers[ours.seed] = how
-                origins.append(ours.seed if how == "shared" else None)
-                continue
-            shared = [None if entry is None else origins[entry] for entry in ours.made_of]
-            if all(origin is None for origin in shared):  # an ordinary operation, which nobody will ask about
-                origins.append(None)
-                continue
-            arguments = [
-                relation_of_lengths(a, b, samples) if a is not None and b is not None and origin is None else "shared"
-                for a, b, origin in zip(ours.shapes, theirs.shapes, shared, strict=True)
-            ]
-            how = "unknown" if "unknown" in arguments else how
-            origin = numbered(numbers, ours.name, [o for o in shared if o is not None])
-            self.operations[origin] = Meeting(how, tuple(a == "rows" for a in arguments))
-            origins.append(origin if how == "shared" else None)
-
-
-def numbered(numbers: Counter[int], name: str, origins: list[int]) -> int:
-    """A number for the next operation of this name on these: the same in every forward pass of the same code."""
-    what = hash((name, *origins))
-    numbers[what] += 1
-    return hash((what, numbers[what]))
 
 
 @contextmanager
@@ -177,14 +113,20 @@ def without_trace(root: nn.Module) -> Iterator[None]:
         keepsake.restore()
 
 
-def run_both(run: Callable[[slice], Trial], samples: int, knowledge: Knowledge) -> None:
-    """Runs some samples, and these without the first, and learns from it."""
+def run_both(run: Callable[[slice], Trial], samples: int, learn: Callable[[Trial, Trial, int], None]) -> None:
+    """Runs some samples, and these without the first, and lets somebody learn from it.
+
+    Args:
+        run: A function that runs the samples with these numbers.
+        samples: How many samples there are; at least two.
+        learn: A function that is called with both runs, and with the number of samples of the first.
+    """
     few = min(SAMPLES, samples)
-    runs: list[Trial] = []
+    runs = []
     for rows in (slice(0, few), slice(1, few)):
         torch.default_generator.manual_seed(0)  # what is drawn for all samples is the same in both
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(0)
         runs.append(run(rows))
     whole, rest = runs
-    knowledge.learn(whole, rest, few)
+    learn(whole, rest, few)
