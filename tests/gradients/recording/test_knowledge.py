@@ -209,3 +209,18 @@ def test_a_first_batch_that_tells_nothing_does_not_stand_in_the_way():
     model(torch.randn(4, 5, 6).double()).sum().backward()
     assert gradients.take().size == 4
     gradients.remove()
+
+
+def attacked(m, x):
+    """Computes a gradient by itself, which a run without gradients cannot."""
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(m.out(m.layer(x)).square().sum(), x)
+    return m.out(m.layer((x + 0.1 * slope.sign()).detach()) + m.positions(torch.arange(x.shape[1])))
+
+
+@pytest.mark.parametrize("samples", [4, 5])
+def test_a_model_that_computes_gradients_by_itself(samples):
+    torch.manual_seed(0)
+    model = Parts(attacked).double()
+    model.norm.requires_grad_(False)
+    check_losses(model, lambda m, x: m(x).sin().flatten(1).sum(1), torch.randn(samples, 5, 6).double())

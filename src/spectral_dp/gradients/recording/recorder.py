@@ -212,7 +212,8 @@ class Recorder(Generic[Kept]):
         if self._pauses or module not in self._members:
             return None
         if isinstance(self._pass, Trial):
-            return self._noted(self._pass, module, output) if module in self._watched else None
+            is_trained = any(p.requires_grad for p in self._watched.get(module, ()))  # others may be within a vmap
+            return self._noted(self._pass, module, output) if is_trained else None
         if not torch.is_grad_enabled():
             return None
         trained, side = self._restore(module), self._sides.pop(module, None)
@@ -302,9 +303,15 @@ class Recorder(Generic[Kept]):
                 self._end()
             return trial
 
+        def learn(needs_graph: bool) -> None:
+            with without_trace(current.root), torch.set_grad_enabled(needs_graph), torch._C._EnableTorchFunction():
+                run_both(run, current.samples or 0, knowledge.learn)
+
         try:
-            with without_trace(current.root), torch._C._EnableTorchFunction():
-                run_both(run, current.samples, knowledge.learn)
+            try:
+                learn(needs_graph=False)
+            except Exception:  # perhaps because the model computes gradients by itself, as of its inputs
+                learn(needs_graph=True)
         except Exception as error:  # whatever the model says to a batch of a few samples
             failure = RuntimeError(
                 f"{type(current.root).__name__} could not be run on a few samples of the batch by themselves, which is "

@@ -71,11 +71,12 @@ class Trial:
             needs_gradient: Whether it says so of itself: model code may ask a parameter.
         """
         with torch._C.DisableTorchFunctionSubclass():
-            value = value.detach().as_subclass(Tensor)
-            compared = value if rows is None else rows.detach().as_subclass(Tensor)
-            self.entries.append(Entry(name, origin, (), (), [compared.clone()]))
+            value = value.as_subclass(Tensor)
+            compared = value if rows is None else rows.as_subclass(Tensor)
+            self.entries.append(Entry(name, origin, (), (), [compared.detach().clone()]))
             noted = self._noted(value)
-            noted.requires_grad_(needs_gradient)
+            if needs_gradient:
+                noted.requires_grad_()
             return noted
 
     def apply(self, operation: Operation) -> Any:
@@ -90,7 +91,11 @@ class Trial:
         return tree_map(lambda v: self._noted(v) if isinstance(v, Tensor) and v.is_floating_point() else v, out)
 
     def _noted(self, value: Tensor) -> Shared:
-        return Shared.make(value, value, len(self.entries) - 1, self)
+        """A tensor that notes what is done with it; with its graph, as a model may compute gradients by itself."""
+        with torch._C.DisableTorchFunctionSubclass():
+            noted = value.as_subclass(Shared)
+        noted.wide, noted.origin, noted.within = value, len(self.entries) - 1, self
+        return noted
 
 
 @contextmanager
