@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spectral_dp.gradients.recording.anchor import Anchor, Detour, Widened, anchor_like, hookable
 from spectral_dp.gradients.recording.call import (
@@ -43,6 +43,13 @@ from spectral_dp.gradients.recording.hooks import Hooks
 from spectral_dp.gradients.recording.knowledge import Knowledge
 from spectral_dp.gradients.recording.passes import Pass
 from spectral_dp.gradients.recording.random_state import RandomState
+from spectral_dp.gradients.recording.refusals import (
+    check_called_as_it_is,
+    explain_empty_batch,
+    is_for_inputs_only,
+    refuse_dependence,
+    refuse_shared,
+)
 from spectral_dp.gradients.recording.samples import calls_under_way, keywords_of_call, number_of_samples, some_samples
 from spectral_dp.gradients.recording.shared import Shared
 from spectral_dp.gradients.recording.side_outputs import SideOutputs, Stored
@@ -192,9 +199,9 @@ class Recorder(Generic[Kept]):
         self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
         trained = tuple(p for p in self._watched[module] if p.requires_grad)
         if trained:
-            _check_called_as_it_is(module, trained)
+            check_called_as_it_is(module, trained)
             if module in self._taken_over:
-                _refuse_shared(module, args, keywords_of_call(module) or {})
+                refuse_shared(module, args, keywords_of_call(module) or {})
             self._sides[module] = SideOutputs(module)
             if module in self._with_output:
                 self._random_states[module] = RandomState.now(trained[0].device)
@@ -219,6 +226,8 @@ class Recorder(Generic[Kept]):
         trained, side = self._restore(module), self._sides.pop(module, None)
         random_state = self._random_states.pop(module, None)
         try:
+            if output is None and isinstance(self._pass, Pass) and self._pass.samples == 0:
+                explain_empty_batch()
             if output is None or not trained or side is None:  # the forward pass failed, or there is nothing to record
                 return None
             if random_state is not None and random_state.is_current():  # it drew nothing
@@ -248,7 +257,7 @@ class Recorder(Generic[Kept]):
             )
         for module, parameters in self._held.items():
             trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-            _check_called_as_it_is(module, trained.values())
+            check_called_as_it_is(module, trained.values())
             for name, parameter in trained.items():
                 shared = self._for_samples(current, module, name, parameter)
                 for alias in [n for n, p in module._parameters.items() if p is parameter]:
@@ -367,8 +376,10 @@ class Recorder(Generic[Kept]):
             no_side_outputs[output] = leaves[i]
         name = type(module).__name__
         for i in tensors[1:]:
-            of_samples(leaves[i]).register_hook(_refuse(f"on an output of {name} other than its first"))
-        self._replaced += side.refuse(no_side_outputs, _refuse(f"on a tensor that {name} stored in its forward pass"))
+            of_samples(leaves[i]).register_hook(refuse_dependence(f"on an output of {name} other than its first"))
+        self._replaced += side.refuse(
+            no_side_outputs, refuse_dependence(f"on a tensor that {name} stored in its forward pass")
+        )
         if is_shared:
             assert samples is not None
             call = wide_call(call, samples)
@@ -394,7 +405,7 @@ class Recorder(Generic[Kept]):
         for i, output in zip(tensors, outputs, strict=True):
             no_side_outputs[leaves[i]] = leaves[i] = output
         what = f"on a tensor that {type(module).__name__} stored in its forward pass"
-        self._replaced += side.refuse(no_side_outputs, _refuse(what))
+        self._replaced += side.refuse(no_side_outputs, refuse_dependence(what))
         made.append(self._capturing(module, call, outputs[0]))
 
     def _capture(self, module: nn.Module, call: Call, output: Tensor, samples: int | None = None) -> None:
@@ -432,7 +443,7 @@ class Recorder(Generic[Kept]):
                 if is_taken_over:
                     raise ReferenceError("the recorder that took over this backward pass is gone: keep it until then")
                 return ()
-            if (is_of_inputs_only := _is_of_inputs_only()) and not is_taken_over:
+            if (is_of_inputs_only := is_for_inputs_only()) and not is_taken_over:
                 return ()
             if not waiting:
                 raise RuntimeError(
@@ -482,61 +493,10 @@ class Recorder(Generic[Kept]):
         return backward_pass
 
 
-def _check_called_as_it_is(module: nn.Module, trained: Collection[nn.Parameter]) -> None:
-    """What replaces parameters, or runs a module on something else than the batch, has another gradient."""
-    name = type(module).__name__
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise RuntimeError(
-            f"{name} has trained parameters and was called within a transform of torch.func (vmap, grad, jvp), where "
-            "its per-sample gradients cannot be recorded: call it on the whole batch outside of the transform, or "
-            "freeze it"
-        )
-    own = {id(p) for p in module.parameters()}
-    if not all(id(p) in own for p in trained):
-        raise RuntimeError(
-            f"the trained parameters of {name} were replaced by other tensors while it was called, as "
-            "torch.func.functional_call does, so its gradient is not that of its own parameters: call the module "
-            "itself, compute its weight by torch.nn.utils.parametrize, or freeze its parameters"
-        )
-
-
-def _is_of_inputs_only() -> bool:
-    """Whether the backward pass is one of ``torch.autograd.grad``, which leaves the parameters without a gradient."""
-    if torch.autograd._is_checkpoint_valid():
-        return False
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "a gradient with create_graph=True through the private model, as for a gradient penalty: how the penalty "
-            "depends on the parameters is not recorded. Leave it out, or compute it by a copy of the model whose "
-            "parameters are frozen"
-        )
-    return True
-
-
 def _widened(output: Tensor, samples: int, origin: int, current: Pass) -> Shared:
     """The output of a layer that was given no samples, with an entry for each."""
     wide = output.wide if isinstance(output, Shared) else output.expand(samples, *output.shape)
     return Shared.make(output, wide, origin, current)
-
-
-def _refuse_shared(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    if any(isinstance(v, Shared) for v in tree_leaves((args, dict(kwargs)))):
-        raise RuntimeError(
-            f"{type(module).__name__} was given a tensor that all samples share (made of a parameter that a module "
-            "holds itself, or by a layer that was given no samples), so their gradients cannot be told apart in it: "
-            "give it one entry for each sample, such as x.expand(len(batch), -1, -1), with samples in the first "
-            "dimension (a mask of an attention: mask.repeat(len(batch) * heads, 1, 1))"
-        )
-
-
-def _refuse(what: str) -> Callable[[Tensor], None]:
-    def refuse(_: Tensor) -> None:
-        raise RuntimeError(
-            f"the loss depends {what}, whose gradient is not recorded: use the first output only, "
-            "compute auxiliary losses from it outside of the module, or register a rule"
-        )
-
-    return refuse
 
 
 _LIVE: weakref.WeakSet[Recorder[Any]] = weakref.WeakSet()
