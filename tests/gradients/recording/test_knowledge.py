@@ -224,3 +224,38 @@ def test_a_model_that_computes_gradients_by_itself(samples):
     model = Parts(attacked).double()
     model.norm.requires_grad_(False)
     check_losses(model, lambda m, x: m(x).sin().flatten(1).sum(1), torch.randn(samples, 5, 6).double())
+
+
+class Adapted(nn.Module):
+    """A layer on windows folded into the batch, with an adapter that begins with zeros, as those of LoRA do."""
+
+    def __init__(self, is_interleaved=False):
+        super().__init__()
+        self.dense, self.down, self.up = nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 6, bias=False)
+        nn.init.zeros_(self.up.weight)
+        self.out = nn.Linear(6, 2)
+        self.is_interleaved = is_interleaved
+
+    def forward(self, x):
+        windows = (x.transpose(0, 1) if self.is_interleaved else x).flatten(0, 1)
+        windows = self.dense(windows) + self.up(self.down(windows))
+        if self.is_interleaved:
+            windows = windows.unflatten(0, (x.shape[1], len(x))).transpose(0, 1).flatten(0, 1)
+        return self.out(torch.tanh(windows).unflatten(0, (len(x), -1)).sum(1))
+
+
+class TestZerosOnFoldedRows:
+    def test_an_adapter_that_begins_with_zeros_is_exact(self):
+        check_losses(Adapted().double(), lambda m, x: m(x).sin().sum(1), torch.randn(4, 3, 6, dtype=torch.float64))
+
+    def test_frozen_but_for_the_adapter(self):
+        model = Adapted().double()
+        model.dense.requires_grad_(False)
+        check_losses(model, lambda m, x: m(x).sin().sum(1), torch.randn(4, 3, 6, dtype=torch.float64))
+
+    def test_interleaved_windows_are_refused_all_the_same(self):
+        model = Adapted(is_interleaved=True).double()
+        gradients = ModelGradients(model)
+        with pytest.raises(RuntimeError, match="next to each other"):
+            model(torch.randn(4, 3, 6, dtype=torch.float64)).sum().backward()
+        gradients.remove()

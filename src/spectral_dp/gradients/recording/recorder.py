@@ -220,7 +220,7 @@ class Recorder(Generic[Kept]):
             return None
         if isinstance(self._pass, Trial):
             is_trained = any(p.requires_grad for p in self._watched.get(module, ()))  # others may be within a vmap
-            return self._noted(self._pass, module, output) if is_trained else None
+            return self._noted(self._pass, module, args, output) if is_trained else None
         if not torch.is_grad_enabled():
             return None
         trained, side = self._restore(module), self._sides.pop(module, None)
@@ -334,13 +334,17 @@ class Recorder(Generic[Kept]):
             self._pass, self._depth, self._originals = current, depth, originals
         return None
 
-    def _noted(self, trial: Trial, module: nn.Module, output: Any) -> Any:
+    def _noted(self, trial: Trial, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Notes the (first) output of a layer in a trial."""
         leaves, structure = tree_flatten(output)
         places = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.is_floating_point()]
         if not places:
             return None
-        rows = self._taken_over[module]([leaves[i] for i in places]) if module in self._taken_over else None
+        rows = None
+        if module in self._taken_over:
+            rows = self._taken_over[module]([leaves[i] for i in places])
+        elif module not in self._with_output:
+            rows = _input_where_zero(args, leaves[places[0]])
         origin = trial.origins.of_call(module)
         leaves[places[0]] = trial.seed(type(module).__name__, origin, leaves[places[0]], rows)
         return tree_unflatten(leaves, structure)
@@ -491,6 +495,18 @@ class Recorder(Generic[Kept]):
         while backward_pass in self._outer:
             backward_pass = self._outer[backward_pass]
         return backward_pass
+
+
+def _input_where_zero(args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    """Returns what a layer was given, in the dimensions of its output, if the output is zero: that has no order.
+
+    Adapters and gates begin with zeros. A layer with a rule keeps the order of its rows, so that of its input will do.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        x = next((v for v in args if isinstance(v, Tensor)), None)
+        if x is None or x.ndim == 0 or output.ndim < 2 or len(x) != len(output) or bool(output.any()):
+            return None
+        return x.reshape(len(x), -1, *[1] * (output.ndim - 2))
 
 
 def _widened(output: Tensor, samples: int, origin: int, current: Pass) -> Shared:
