@@ -123,9 +123,14 @@ def schedulers_of(optimizers: Sequence[Optimizer]) -> list[Any]:
     Optimizers do not know their schedulers, so all objects of the process are searched. Schedulers of the noise and of
     the clipping are recognised by the method that returns the next value, as in Opacus.
     """
-    found = [o for o in gc.get_objects() if issubclass(type(o), LRScheduler) or _sets_noise_or_clipping(type(o))]
+    objects = gc.get_objects()
+    # A process has a hundred times more objects than classes, so each class is looked at once.
+    kinds = {kind for kind in set(map(type, objects)) if _is_scheduler(kind)}
+    found = [o for o in objects if type(o) in kinds] if kinds else []
     return [s for s in found if any(getattr(s, "optimizer", None) is optimizer for optimizer in optimizers)]
 
 
-def _sets_noise_or_clipping(kind: type) -> bool:
+def _is_scheduler(kind: type) -> bool:
+    if issubclass(kind, LRScheduler):
+        return True
     return any("get_noise_multiplier" in vars(k) or "get_max_grad_norm" in vars(k) for k in kind.__mro__)
