@@ -1,15 +1,12 @@
-import json
 import math
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.killable_runs import finished, killed, started, training_run
 
 from spectral_dp import accounting, models
 from spectral_dp.experiments import trainer
@@ -142,38 +139,19 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path, tiny, metho
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
 
 
-KILLED = """
-import sys
-from torch import nn
-from spectral_dp import models
-from spectral_dp.experiments import trainer
-from spectral_dp.experiments.recorded_run import RecordedRun
-from spectral_dp.experiments.run_directory import RunDirectory
-from spectral_dp.experiments.settings import ResolvedSettings, read_file
-models.register_model("tiny", lambda input_shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
-trainer._tensorboard = trainer.draw_run = lambda directory: None
-settings = ResolvedSettings.from_dict(read_file(sys.argv[2]))
-print(trainer.run(settings, RunDirectory(sys.argv[1]), resume=True)["epsilon"])
-"""
-
-
 def test_a_killed_process_resumes_with_its_ledger(tmp_path, tiny):
     """SIGKILL at whatever moment: the run goes on, and its epsilon is that of the steps it made."""
     settings = tiny(epochs=20, batch_size=20)
-    (tmp_path / "settings.json").write_text(json.dumps(settings.to_dict()))
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), str(tmp_path / "settings.json")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     directory = RunDirectory(tmp_path / "run")
-    process = subprocess.Popen(command, env=environment)
+    process, connection = started(training_run, directory.path, settings)
     deadline = time.monotonic() + 60
     while len(directory.metrics()) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.kill()
-    process.wait()
+    killed(process, connection)
     assert directory.checkpoint.exists()
     assert not directory.is_finished
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert float(finished.stdout) == pytest.approx(epsilon(1.0, 0.1, 200), rel=1e-9)
+    spent = finished(*started(training_run, directory.path, settings))
+    assert spent == pytest.approx(epsilon(1.0, 0.1, 200), rel=1e-9)
     assert [row["epoch"] for row in directory.metrics()] == list(range(1, 21))
 
 

@@ -1,20 +1,15 @@
 """Nothing is lost, and nothing is mixed: atomic files, refused damage, checkpoints that continue their own run only."""
 
-import json
 import os
 import pickle
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.support.checkpoints import go_on, refused, save, trained
+from tests.support.killable_runs import finished, killed, started, steps_with_checkpoints
 from tests.support.private_runs import BATCH, N, cnn, setup, task
 
 from spectral_dp import CheckpointError, PrivacyEngine, SpectralConfig
@@ -239,50 +234,21 @@ class TestEdits:
         refused(*setup()[:2], tmp_path / "run.pt", "no filters, ledger, .*not saved by PrivacyEngine.save_checkpoint")
 
 
-RUN = """
-    import json, sys
-    from pathlib import Path
-    import torch
-    from tests.support.private_runs import setup
-
-    path, steps = Path(sys.argv[1]), int(sys.argv[2])
-    engine, model, optimizer, loader = setup(max_physical_batch_size=16)
-    if path.exists():
-        engine.load_checkpoint(path=path, module=model)
-    print("ready", flush=True)
-    while optimizer.steps < steps:
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            engine.save_checkpoint(path=path, module=model)
-            if optimizer.steps == steps:
-                break
-    print(json.dumps({"epsilon": engine.get_epsilon(1e-3), "steps": engine.accountant.ledger.steps}))
-"""
-
-
 def test_a_run_killed_again_and_again_ends_with_the_same_epsilon(tmp_path):
     """A real process, killed without warning at odd moments, resumed from whatever its last checkpoint is."""
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(RUN))
     path, steps = tmp_path / "run.pt", 40
-    found = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(script), str(path), str(steps)]
     for kills, delay in enumerate((0.01, 0.07, 0.15)):
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "ready\n"
+        process, connection = started(steps_with_checkpoints, path, steps)
+        assert connection.recv() == "ready"
         deadline = time.monotonic() + 30
         while kills == 0 and not path.exists() and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        killed(process, connection)
         assert "ledger" in checkpoint.load(path), "the file is whole at every moment"
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    result = json.loads(out.splitlines()[-1])
+    process, connection = started(steps_with_checkpoints, path, steps)
+    assert connection.recv() == "ready"
+    result = finished(process, connection)
     assert result["steps"] == steps
-    assert {path.name for path in tmp_path.iterdir()} <= {"run.pt", "run.py", "__pycache__"}, "killed writers' files"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"], "killed writers' files"
     assert result["epsilon"] == pytest.approx(epsilon(1.0, BATCH / N, steps, 1e-3), rel=1e-9)
