@@ -39,7 +39,7 @@ MODELS = {
 def test_a_record_makes_the_gradient_it_promises(name):
     """The gradient at its support is the signal, and nothing else moves but a bias, by one."""
     make, example = MODELS[name]
-    target = audit.SpectralTarget(make(), FAR, example=example, seed=0)
+    target = audit.SpectralTarget(make(), FAR, batch=example[None], seed=0)
     generator = torch.Generator().manual_seed(0)
     for block in target.blocks(3, generator):
         direction = torch.randn(len(block.labels), generator=generator)
@@ -52,7 +52,7 @@ def test_a_record_makes_the_gradient_it_promises(name):
 
 
 def test_layers_without_a_recipe_get_records_all_the_same():
-    target = audit.SpectralTarget(Tokens(), small.CLAIM, example=torch.tensor([1, 2, 5]), seed=0)
+    target = audit.SpectralTarget(Tokens(), small.CLAIM, batch=torch.tensor([[1, 2, 5]]), seed=0)
     generator = torch.Generator().manual_seed(0)
     assert {b.layer for b in target.blocks(2, generator)} == {"embedding", "norm", "head"}
     noise = audit.find_noise_map(target)

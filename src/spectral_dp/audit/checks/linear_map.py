@@ -67,6 +67,8 @@ def check_linear_map(
     without = {name: layer.without_noise for name, layer in layers.items() if layer.without_noise}
     directions = sum(layer.directions for layer in layers.values())
     note = f"noise: {noise.structure}"
+    if target.left_out:
+        note += f"; not looked at one by one: {', '.join(target.left_out)}"
     if without:
         first = next(iter(without.items()))
         count = sum(map(len, without.values()))
@@ -86,6 +88,7 @@ def check_linear_map(
             "directions_without_noise": without,
             "noise_structure": noise.structure,
             "releases_for_noise": noise.releases,
+            "left_out": target.left_out,
             "blocks": [f"{block.layer}: {block.name}" for block in blocks],
         },
     )
@@ -116,7 +119,7 @@ def _look(prober: _Prober, block: Block, layer: _Layer, generator: torch.Generat
     k = len(block.labels)
     shifts = [_try(prober, block, e, label, layer) for e, label in zip(torch.eye(k), block.labels, strict=True)]
     whitened = torch.stack([prober.noise.whiten(shift)[block.support] for shift in shifts], 1)
-    worst = torch.linalg.svd(whitened).Vh[:WORST_DIRECTIONS]
+    worst = torch.linalg.svd(whitened, full_matrices=False).Vh[:WORST_DIRECTIONS]
     for direction in (*worst, *torch.randn(RANDOM_DIRECTIONS, k, generator=generator)):
         _try(prober, block, direction, "a mixture of directions", layer)
 

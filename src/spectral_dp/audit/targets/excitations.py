@@ -7,8 +7,12 @@ and that output gradient would give it, and no other layer any:
     block-circulant x_j a signal s, u = e_(i d)       block (i, j) gets s
     convolution     x a plane s around a position,    kernel plane (i, j) gets s
                     u one there, in channel i
+    embedding       a token of number v, u = s        row v gets s
     any bias        x = 0, u = e_i                    entry i gets 1
-    anything else   x as data would give it, u = s    whatever that is
+    anything else   as the model calls it, u = s      whatever that is
+
+Anything else are layers of other kinds, such as an LSTM or an attention. They are called with the arguments that the
+model hands to them when it is given a sample: a :class:`Passage`.
 
 The bias of a layer always gets ``u`` as well. Signals are long (``target.LONG``) and ``u`` is of length one, so that
 its share of the clipped gradient is negligible.
@@ -16,20 +20,27 @@ its share of the clipped gradient is negligible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spectral_dp.audit.targets.calls import Seen
 from spectral_dp.audit.targets.function import spectrum_kinds
+from spectral_dp.audit.targets.samples import Sample
 from spectral_dp.audit.targets.target import Block, Kind
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.transforms import Transform, get_transform
 
 #: Directions tried in each block where there are too many to try all.
 MOST_DIRECTIONS = 32
+
+#: Samples that are sent to a layer for which there is no recipe.
+MOST_SAMPLES = 4
+
+_KNOWN = (BlockCirculantLinear, nn.Conv1d, nn.Conv2d, nn.Linear, nn.Embedding)
 
 
 class Excitation(NamedTuple):
@@ -42,11 +53,20 @@ class Excitation(NamedTuple):
     u: Tensor
 
 
-class Seen(NamedTuple):
-    """What a layer was seen to take and to give for one sample."""
+class Passage(NamedTuple):
+    """A sample that goes through the model as far as one layer, whose output the loss weighs.
 
-    x: Tensor
-    output_shape: tuple[int, ...]
+    Attributes:
+        layer: Name of the layer. The empty name is the whole model.
+        sample: The sample that the model is given.
+        u: Loss weights, in the shape of the layer's longest output.
+        gain: Factor by which what reaches the layer is multiplied.
+    """
+
+    layer: str
+    sample: Sample
+    u: Tensor
+    gain: float = 1.0
 
 
 class LayerProbe(NamedTuple):
@@ -56,6 +76,7 @@ class LayerProbe(NamedTuple):
         name: Its name in the model.
         module: Itself.
         seen: Its input and output.
+        samples: Samples that may be sent to it through the model.
         offsets: Where its trained parameters begin in the flat release, by name.
         transform: Of the coordinates that are filtered, where the layer has any.
         layout: Shape of the image or sequence that was flattened into a dense layer, where it is filtered over that.
@@ -65,10 +86,21 @@ class LayerProbe(NamedTuple):
     name: str
     module: nn.Module
     seen: Seen
+    samples: Sequence[Sample]
     offsets: Mapping[str, int]
     transform: Transform | None = None
     layout: tuple[int, ...] | None = None
     signal: bool = False
+
+    @property
+    def has_recipe(self) -> bool:
+        """Whether gradients of this layer can be chosen, by calling it alone with an input of our own."""
+        return isinstance(self.module, _KNOWN)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether a record can be sent to the layer. One whose output all samples share has only the whole model."""
+        return self.has_recipe or self.seen.output_axis is not None
 
     def blocks(self, most: int, generator: torch.Generator) -> list[Block]:
         """At most ``most`` blocks of the weight, and one of the bias."""
@@ -80,10 +112,13 @@ class LayerProbe(NamedTuple):
                 blocks = _conv(self, module, most, generator)
             elif isinstance(module, nn.Linear):
                 blocks = _dense(self, module, most, generator)
-        known = isinstance(module, BlockCirculantLinear | nn.Conv1d | nn.Conv2d | nn.Linear)
-        if known and "bias" in self.offsets:
+            elif isinstance(module, nn.Embedding):
+                blocks = _embedding(self, module, most, generator)
+        if self.has_recipe and "bias" in self.offsets:
             blocks.append(_bias(self))
-        return blocks if known and blocks else [_generic(self, generator)]
+        if blocks or self.seen.output_axis is None:
+            return blocks
+        return [_generic(self, k, generator) for k in range(min(most, MOST_SAMPLES, len(self.samples)))]
 
 
 def _dense(probe: LayerProbe, module: nn.Linear, most: int, generator: torch.Generator) -> list[Block]:
@@ -178,20 +213,60 @@ def _bias(probe: LayerProbe) -> Block:
     return Block(probe.name, "bias", torch.eye(len(places)).double(), labels, (Kind.BIAS,) * len(places), support, make)
 
 
-def _generic(probe: LayerProbe, generator: torch.Generator) -> Block:
+def _embedding(probe: LayerProbe, module: nn.Embedding, most: int, generator: torch.Generator) -> list[Block]:
+    """Rows of the table; of one that is filtered over its rows, columns in their spectrum."""
+    vocabulary, width = module.weight.shape
+    first = probe.offsets["weight"]
+    if probe.transform is not None:
+        rows = torch.arange(min(vocabulary, probe.seen.x.numel()))  # one for each token of a sample
+        if len(rows) < 2:
+            return []
+        basis = probe.transform.basis((vocabulary,))
+        if len(rows) < vocabulary:
+            basis = torch.linalg.qr(basis[:, : len(rows)].T).Q.T
+        directions = chosen_directions(basis, generator)
+        every = first + torch.arange(vocabulary) * width
+        return [
+            directions.block(
+                probe.name, f"column {j}", every + j, _tokens(probe, rows, rows * width + j), is_last=j == width - 1
+            )
+            for j in spread(width, most, generator)
+        ]
+    places = spread(width, min(8, width), generator)
+    kinds = tuple(Kind.LAST if j == width - 1 else Kind.INTERIOR for j in places)
+    directions = Directions(torch.eye(width).double()[places], tuple(f"number {j}" for j in places), kinds)
+    trained = [v for v in range(vocabulary) if v != module.padding_idx]
+    return [
+        directions.block(
+            probe.name,
+            f"row {v}",
+            first + v * width + torch.arange(width),
+            _tokens(probe, torch.tensor([v]), torch.arange(width)),
+            is_last=v == trained[-1],
+        )
+        for v in (trained[k] for k in spread(len(trained), most, generator))
+    ]
+
+
+def _tokens(probe: LayerProbe, tokens: Tensor, u_at: Tensor) -> Callable[[Tensor], tuple[Excitation, ...]]:
+    return lambda signal: (Excitation(probe.name, torch.arange(len(tokens)), tokens, u_at, signal),)
+
+
+def _generic(probe: LayerProbe, sample: int, generator: torch.Generator) -> Block:
     """Random directions of the output gradient, for layers of which no more is known."""
-    n = torch.Size(probe.seen.output_shape).numel()
+    shape = probe.seen.output_shape
+    n = torch.Size(shape).numel()
     k = min(n, 8)
     basis = torch.linalg.qr(torch.randn(n, k, generator=generator).double()).Q.T
     first = min(probe.offsets.values())
     count = sum(p.numel() for name, p in probe.module.named_parameters() if name in probe.offsets)
-    everything = slice(None)
 
-    def make(signal: Tensor) -> tuple[Excitation, ...]:
-        return (Excitation(probe.name, everything, probe.seen.x.flatten(), everything, signal),)
+    def make(signal: Tensor) -> tuple[Passage, ...]:
+        return (Passage(probe.name, probe.samples[sample], signal.view(shape)),)
 
     labels = tuple(f"random output gradient {i}" for i in range(k))
-    return Block(probe.name, "all", basis, labels, (Kind.INTERIOR,) * k, first + torch.arange(count), make)
+    name = f"sample {sample}"
+    return Block(probe.name, name, basis, labels, (Kind.INTERIOR,) * k, first + torch.arange(count), make)
 
 
 class Directions(NamedTuple):

@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from spectral_dp.audit.targets.excitations import LayerProbe
 from spectral_dp.audit.targets.model import ModelTarget
 from spectral_dp.audit.targets.noise_control import Script, TorchNoise
+from spectral_dp.audit.targets.samples import Batch
 from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
 
 
@@ -36,11 +37,12 @@ class OpacusTarget(ModelTarget):
         claim: Claim,
         *,
         input_shape: Sequence[int] | None = None,
-        example: Tensor | None = None,
+        batch: Batch | None = None,
+        hostile: Mapping[str, Batch] | None = None,
         max_physical_batch_size: int = 64,
         name: str = "opacus",
     ) -> None:
-        super().__init__(model, claim, input_shape=input_shape, example=example)
+        super().__init__(model, claim, input_shape=input_shape, batch=batch, hostile=hostile)
         if claim.moves != 1:
             raise ValueError(f"Opacus protects neighbours under add_or_remove_one, not {claim.relation}")
         self.name, self._split = name, max_physical_batch_size
@@ -95,9 +97,21 @@ class OpacusTarget(ModelTarget):
 
     @cached_property
     def _probes(self) -> list[LayerProbe]:
-        offsets, probes = self._offsets(self._optimizer.params), []
-        for name, module in self._module._module.named_modules():  # type: ignore[union-attr]
-            own = {n: offsets[p] for n, p in module.named_parameters(recurse=False) if p in offsets}
-            if own and name in self._seen:
-                probes.append(LayerProbe(name, module, self._seen[name], own))
-        return probes
+        modules = dict(self._module._module.named_modules())  # type: ignore[union-attr]
+        offsets = self._offsets(self._optimizer.params)
+        return [
+            LayerProbe(name, modules[name], self._seen[name], self._samples, _own(modules[name], offsets))
+            for name in self._trained
+            if name in self._seen
+        ]
+
+    @property
+    def _trained(self) -> list[str]:
+        offsets = self._offsets(self._optimizer.params)
+        modules = self._module._module.named_modules()  # type: ignore[union-attr]
+        return [name for name, module in modules if _own(module, offsets)]
+
+
+def _own(module: nn.Module, offsets: Mapping[nn.Parameter, int]) -> dict[str, int]:
+    """Where the parameters of a module itself begin in the release."""
+    return {name: offsets[p] for name, p in module.named_parameters(recurse=False) if p in offsets}

@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from spectral_dp.audit.targets.excitations import LayerProbe
 from spectral_dp.audit.targets.model import ModelTarget
 from spectral_dp.audit.targets.noise_control import Script, ScriptedCoins
+from spectral_dp.audit.targets.samples import Batch
 from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
 from spectral_dp.mechanism.clipping import NonFiniteWarning
@@ -41,7 +42,9 @@ class SpectralTarget(ModelTarget):
         model: The model. A copy of it is audited.
         claim: The claim that is made of its training.
         input_shape: The shape of one sample, which is then random numbers.
-        example: One sample, for models whose inputs are no random numbers, such as token indices.
+        batch: A few samples as the model is called with them, in place of random numbers: a tensor, a tuple of
+            arguments or a dict of keyword arguments.
+        hostile: Samples of your own that should be hard to bound, by name, each as a batch of one.
         spectral: The configuration that says what is released of each layer.
         max_physical_batch_size: Larger batches are split, as in training.
         seed: Seed of noise and batches. If None, they are the secure ones of a private run.
@@ -55,14 +58,15 @@ class SpectralTarget(ModelTarget):
         claim: Claim,
         *,
         input_shape: Sequence[int] | None = None,
-        example: Tensor | None = None,
+        batch: Batch | None = None,
+        hostile: Mapping[str, Batch] | None = None,
         spectral: SpectralConfig | None = None,
         max_physical_batch_size: int = 64,
         seed: int | None = None,
         name: str = "spectral_dp",
         **options: Any,
     ) -> None:
-        super().__init__(model, claim, input_shape=input_shape, example=example)
+        super().__init__(model, claim, input_shape=input_shape, batch=batch, hostile=hostile)
         self.name, self._seed, self._runs = name, seed, itertools.count()
         self._options = {"max_grad_norm": claim.max_grad_norm} | options
         self._options["spectral"] = None if spectral is None else self._with_sizes(spectral)
@@ -171,8 +175,13 @@ class SpectralTarget(ModelTarget):
             own = {n: offsets[p] for n, p in rule.parameters().items() if p in offsets}
             transform = rule.transform if rule.gains is not None else None
             layout, signal = rule.config.input_layout, isinstance(rule, SignalConvRule)
-            probes.append(LayerProbe(name, rule.module, self._seen[name], own, transform, layout, signal))
+            seen = self._seen[name]
+            probes.append(LayerProbe(name, rule.module, seen, self._samples, own, transform, layout, signal))
         return probes
+
+    @property
+    def _trained(self) -> list[str]:
+        return [layers[0].name for layers, _ in self._chosen.optimizer.gradients.trained_blocks]
 
     @property
     def largest_gain(self) -> float:

@@ -222,6 +222,11 @@ class Target(ABC):
         return sum(output.size for output in self.outputs)
 
     @property
+    def left_out(self) -> list[str]:
+        """Names of trained layers to which :meth:`blocks` can send nothing."""
+        return []
+
+    @property
     def largest_gain(self) -> float:
         """The most by which public post-processing stretches the clipped sum."""
         return 1.0
