@@ -13,6 +13,7 @@ WITHOUT = {"__init__.py", "__main__.py", "_version.py"}
 
 #: Suites about more than one module.
 CROSS_CUTTING = {
+    "audit/test_sequence_models.py",  # a transformer and an LSTM through the audits
     "benchmarks/test_benchmarks.py",  # the programs beside the package
     "gradients/rules/test_embedding_bag.py",  # of embedding.py, which has two kinds of layers
     "gradients/rules/test_transposed_linear.py",  # of linear.py, likewise

@@ -53,6 +53,16 @@ def of_its_own_draws_again(draw: Draw) -> Tensor:
     return drawn
 
 
+def bare_where(shape: Sequence[int]) -> Callable[[Draw], Tensor]:
+    """Returns the mistake of leaving out the noise of the one parameter whose coefficients have this shape."""
+
+    def mistake(draw: Draw) -> Tensor:
+        drawn = draw()
+        return torch.zeros_like(drawn) if tuple(drawn.shape) == tuple(shape) else drawn
+
+    return mistake
+
+
 MISTAKES = [
     without_the_last,
     too_little,

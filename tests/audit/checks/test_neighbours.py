@@ -202,3 +202,19 @@ def test_rounding_of_a_large_sum_is_no_movement():
         returns="sum",
     )
     assert all(v.ok for v in verdicts(target).values())
+
+
+def test_control_a_release_that_remembers_the_one_before_is_caught():
+    """Half of the last sum is added to the next: each call by itself is a sum of clipped records."""
+    last = torch.zeros(8)
+
+    def release(gradients):
+        total = clip_sum(gradients)
+        echo = 0.5 * last
+        last.copy_(total)
+        return total + echo + torch.randn(gradients.shape[1])
+
+    target = audit.FunctionTarget(release, audit.Claim(1.0, expected_batch_size=8), dimension=8, returns="sum")
+    found = verdicts(target)["batch size"]
+    assert found.ok is False
+    assert found.details["changes"]["the batches before"] > 0.1

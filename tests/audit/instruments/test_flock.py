@@ -4,6 +4,7 @@ import numpy as np
 from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig
+from spectral_dp.audit.instruments import flock
 from spectral_dp.audit.targets.target import Kind
 
 
@@ -22,3 +23,11 @@ def test_coordinates_that_are_filtered_away_get_no_canary():
     )
     count = [sum(c.layer == "3" and c.kind != Kind.BIAS for c in f.canaries) for f in (plain, filtered)]
     assert count == [4 * 8, 4 * 3]
+
+
+def test_canaries_of_large_blocks_are_chosen_alike(monkeypatch):
+    """A whole layer is too large for the covariances of its numbers, each with each."""
+    small_blocks = small.largest_flock(small.target(spectral=small.CONFIGS["paper"]))
+    monkeypatch.setattr(flock, "MOST_SQUARED", 0)
+    large_blocks = small.largest_flock(small.target(spectral=small.CONFIGS["paper"]))
+    assert (small_blocks.directions != large_blocks.directions).nnz == 0

@@ -30,6 +30,15 @@ def test_distance_is_that_of_the_covariance(config):
     assert float(noise.whiten(shift).norm()) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("config", small.CONFIGS)
+def test_covariances_of_sums_need_not_the_whole_matrix(config):
+    target = small.target(spectral=small.CONFIGS[config])
+    noise, at = find_noise_map(target), torch.randperm(target.size)[:50]
+    weights = torch.randn(3, 50).double()
+    found = noise.in_deviations(weights, at)
+    torch.testing.assert_close(found @ found.T, weights @ noise.covariance(at) @ weights.T, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("config", ["plain", "filtered"])
 def test_standardised_noise_is_what_was_drawn(config):
     """In units of the claimed deviation; a claim of half of it doubles the numbers."""

@@ -12,6 +12,8 @@ from spectral_dp import BlockCirculantLinear, SpectralConfig, audit
 from spectral_dp.audit.targets.excitations import MOST_DIRECTIONS, chosen_directions, spread
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.target import Kind
+from spectral_dp.gradients import LayerConfig
+from spectral_dp.mechanism.filters import LowPassFilter
 
 FAR = dataclasses.replace(small.CLAIM, max_grad_norm=1e6)  # nothing is clipped
 
@@ -31,6 +33,7 @@ MODELS = {
     "reflected": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), torch.zeros(1, 6, 6)),
     "one dimension": (lambda: nn.Conv1d(2, 3, 5, padding=2), torch.zeros(2, 12)),
     "tokens": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), BlockCirculantLinear(4, 6, 3)), torch.zeros(3, 5)),
+    "embedding": (lambda: nn.Embedding(5, 3, padding_idx=4), torch.tensor([1, 2])),
     "cut blocks": (lambda: nn.Sequential(nn.Flatten(), BlockCirculantLinear(10, 7, 4)), torch.zeros(1, 2, 5)),
 }
 
@@ -58,6 +61,28 @@ def test_layers_without_a_recipe_get_records_all_the_same():
     noise = audit.find_noise_map(target)
     assert audit.check_linear_map(target, noise, target.blocks(2, generator), generator).ok
     assert all(v.ok for v in audit.check_neighbours(target, generator))
+
+
+def test_rows_of_padding_are_no_part_of_an_embedding():
+    target = audit.SpectralTarget(nn.Embedding(5, 3, padding_idx=4), small.CLAIM, batch=torch.tensor([[1, 2]]), seed=0)
+    names = [block.name for block in target.blocks(2, torch.Generator().manual_seed(0))]
+    assert names == ["row 0", "row 3"], "the ends of what is trained"
+
+
+@pytest.mark.parametrize("tokens", [5, 3])
+def test_filtered_embeddings_are_looked_at_in_their_spectrum(tokens):
+    """With fewer tokens than rows, too, of which a sample cannot reach all."""
+    spectral = SpectralConfig(layers={"": LayerConfig(LowPassFilter(0.4))})
+    batch = torch.arange(tokens)[None]
+    target = audit.SpectralTarget(nn.Embedding(5, 3), small.CLAIM, batch=batch, spectral=spectral, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    blocks = target.blocks(2, generator)
+    assert [block.name for block in blocks] == ["column 0", "column 2"]
+    noise = audit.find_noise_map(target)
+    maps = audit.find_block_map(target, noise, blocks[0])
+    assert torch.linalg.matrix_rank(maps.Sigma, tol=1e-3) == 3
+    assert torch.linalg.matrix_rank(maps.A, tol=1e-3) == 3
+    assert audit.check_linear_map(target, noise, blocks, generator).ok
 
 
 def test_filtered_dense_layers_are_looked_at_in_their_spectrum():

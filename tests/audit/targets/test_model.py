@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from spectral_dp import audit
+from spectral_dp.audit.targets.excitations import Passage
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.target import SHORT
 
@@ -52,3 +53,58 @@ def test_hostile_records_say_whether_they_are_finite():
         assert bool(numbers.isfinite().all()) or not hostile.finite
         moved = target.release([hostile.record], Script()).norm()
         assert float(moved) <= small.CLAIM.max_grad_norm * (1 + 1e-5)
+
+
+def test_a_layer_that_no_record_can_be_sent_to_is_named():
+    """Catches a layer that is left out of the linear map without a word."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.unused, self.scale = nn.Linear(36, 3), nn.LSTM(2, 2), nn.PReLU()
+
+        def forward(self, x):
+            return self.scale(self.head(x.flatten(1)))
+
+    target = audit.SpectralTarget(Shared(), small.CLAIM, input_shape=small.SHAPE, seed=0)
+    assert target.left_out == ["unused"]
+    generator = torch.Generator().manual_seed(0)
+    found = audit.check_linear_map(target, audit.find_noise_map(target), target.blocks(1, generator), generator)
+    assert found.ok
+    assert "not looked at one by one: unused" in found.note
+    assert small.target().left_out == []
+
+
+def test_a_model_must_have_an_output_for_each_sample():
+    class Total(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(36, 3)
+
+        def forward(self, x):
+            return self.head(x.flatten(1)).sum()
+
+    with pytest.raises(ValueError, match="an entry for each sample"):
+        audit.SpectralTarget(Total(), small.CLAIM, input_shape=small.SHAPE)
+
+
+def test_samples_of_ones_own_are_tried():
+    """As finite or not by what the model makes of them."""
+    batch = torch.randn(3, *small.SHAPE)
+    own = {"flat": torch.ones(1, *small.SHAPE), "hole": torch.full((1, *small.SHAPE), torch.nan)}
+    target = audit.SpectralTarget(small.model(), small.CLAIM, batch=batch, hostile=own, seed=0)
+    found = {h.name: h.finite for h in target.hostile(torch.Generator())}
+    assert (found["flat"], found["hole"]) == (True, False)
+    ordinary = target.ordinary(4, torch.Generator())
+    assert all(torch.equal(record[0].sample[0], batch[k % 3]) for k, record in enumerate(ordinary))
+    with pytest.raises(ValueError, match=r"hostile\['both'\] holds 2 samples"):
+        audit.SpectralTarget(small.model(), small.CLAIM, batch=batch, hostile={"both": batch[:2]})
+
+
+def test_a_gain_multiplies_what_reaches_the_layer():
+    """Of a layer without a recipe; the gradient of a slope is linear in what comes in."""
+    model = nn.Sequential(nn.Flatten(), nn.PReLU(), nn.Linear(36, 3))
+    target = audit.SpectralTarget(model, FAR, input_shape=small.SHAPE, seed=0)
+    u = torch.randn(36)
+    one, ten = (Passage("1", target._samples[0], u, gain) for gain in (1.0, 10.0))
+    torch.testing.assert_close(target.release([(ten,)], Script()), 10 * target.release([(one,)], Script()))

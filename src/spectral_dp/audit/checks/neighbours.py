@@ -11,6 +11,8 @@ at all.
 * A record that contributes nothing moves nothing.
 * Many records give the sum of what each gives alone. What changes *between* the sizes that are tried shows here.
 * The same draws give the same noise, whatever the batch.
+* The same records give the same sum again, whatever was released between. A model that carries something from one batch
+  to the next shows here.
 """
 
 from __future__ import annotations
@@ -168,6 +170,7 @@ def _batch_size(
             "a record that contributes nothing": presence / bound,
             "the noise, by the number of records": _change(empty, reference),
             "the noise, by their values": _change(noise, reference, ROUNDING * size * bound),
+            "the batches before": _length(target.release(batch.records, Script()) - batch.release) / bound,
         }
         if batch.large:  # in another order, too: long and short ones change places
             expected = origin + sum(one * len(batch.records[k :: len(mates)]) for k, one in enumerate(alone))

@@ -24,6 +24,9 @@ from spectral_dp.audit.targets.target import LONG, Block, Kind, Record, Target
 #: Canaries whose noise is correlated more than this: one of them is left out.
 ORTHOGONAL = 1e-3
 
+#: Numbers of a block whose covariances are written down, each with each. A block may be a whole layer.
+MOST_SQUARED = 2048
+
 
 class Canary(NamedTuple):
     """A record made to be noticed.
@@ -148,9 +151,14 @@ def _independent(members: list[Canary], noise: NoiseMap | None) -> list[Canary]:
     """Of canaries in one block, as many as have uncorrelated noise; white noise where its map is not known."""
     weights = torch.stack([canary.weights for canary in members])  # (m, n)
     used = (weights.abs().amax(0) > 1e-6).nonzero().flatten()
-    weights = weights[:, used]
-    sigma = torch.eye(len(used)).double() if noise is None else noise.covariance(members[0].support[used])
-    covariance = weights @ sigma @ weights.T
+    weights, at = weights[:, used], members[0].support[used]
+    if noise is None:
+        covariance = weights @ weights.T
+    elif len(used) <= MOST_SQUARED:
+        covariance = weights @ noise.covariance(at) @ weights.T
+    else:
+        deviating = noise.in_deviations(weights, at)
+        covariance = deviating @ deviating.T
     deviations = covariance.diagonal().clamp(min=1e-30).sqrt()
     correlation = (covariance / deviations / deviations[:, None]).abs()
     chosen: list[int] = []

@@ -88,6 +88,19 @@ class NoiseMap:
             sigma[mine[:, None], mine] = (rows @ rows.T) * (block[:, None] == block)
         return sigma
 
+    def in_deviations(self, weights: Tensor, at: Tensor) -> Tensor:
+        """Returns ``N^t w`` along the axes of the noise, for weights ``(m, n)`` of the numbers at these indices.
+
+        The inner products of the rows are the covariances of the noise of ``w^t y``.
+        """
+        size = max(part.stop for part in self.parts)
+        spread = weights.new_zeros(len(weights), size).index_copy_(1, at, weights)
+        out = []
+        for part in self.parts:
+            deviations, along = part.along_axes(spread)
+            out.append((along * deviations).flatten(1))
+        return torch.cat(out, 1)
+
     def whiten(self, y: Tensor) -> Tensor:
         """Returns ``y`` in deviations of the noise, along its axes; zero where there is no noise. ``(d,)``."""
         out, floor = torch.zeros_like(y), NO_NOISE * self.largest

@@ -7,6 +7,7 @@ seen: it is the one that grows with the batch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ class Seen(NamedTuple):
         x: The first tensor that it was given, of one sample.
         output_shape: Shape of its first real output, of one sample; of the longest where they differ.
         output_axis: Which dimension of that output is that of the samples. None if it is the same for all samples.
-        argument_axes: The same of every argument, in flat order.
+        argument_axes: The same of every argument, in flat order. Fewer than arguments where their number varies.
     """
 
     x: Tensor
@@ -54,8 +55,7 @@ def trace(model: nn.Module, form: InputForm, samples: Sequence[Sample]) -> dict[
     seen = {}
     for name, call in _calls(model, form, samples).items():
         tensors = [a.data if isinstance(a, PackedSequence) else a for a in two[name].arguments]
-        pairs = zip(two[name].arguments, three[name].arguments, strict=True)
-        axes = tuple(_growing(a, b) for a, b in pairs)
+        axes = tuple(itertools.starmap(_growing, zip(two[name].arguments, three[name].arguments, strict=False)))
         axis = _growing(two[name].output, three[name].output)
         shape = list(call.output.shape)
         if axis is not None:
@@ -86,7 +86,7 @@ def with_gains(arguments: Arguments, axes: Sequence[int | None], gains: Tensor) 
         return arguments
     leaves, structure = tree_flatten(arguments, is_leaf=_is_packed)
     made: dict[int, Any] = {}  # queries, keys and values that are one tensor stay one
-    for leaf, axis in zip(leaves, axes, strict=True):
+    for leaf, axis in itertools.zip_longest(leaves, axes[: len(leaves)]):
         made.setdefault(id(leaf), _gained(leaf, axis, gains))
     args, kwargs = tree_unflatten([made[id(leaf)] for leaf in leaves], structure)
     return args, kwargs

@@ -29,7 +29,7 @@ class InputForm:
 
     def __init__(self, batch: Batch) -> None:
         leaves, self._structure = tree_flatten(_arguments(batch))
-        self._others = [None if _has_rows(leaf) else leaf for leaf in leaves]
+        self._leaves = leaves  # of those without rows: what every call is given
         self._shapes = [tuple(leaf.shape[1:]) for leaf in leaves if _has_rows(leaf)]
         counts = {len(leaf) for leaf in leaves if _has_rows(leaf)}
         if len(counts) != 1 or 0 in counts:
@@ -53,7 +53,7 @@ class InputForm:
     def call(self, model: nn.Module, samples: Sequence[Sample]) -> Any:
         """Calls a model with a batch of these samples."""
         rows = iter([torch.stack(values) for values in zip(*samples, strict=True)])
-        leaves = [next(rows) if other is None else other for other in self._others]
+        leaves = [next(rows) if _has_rows(leaf) else leaf for leaf in self._leaves]
         args, kwargs = tree_unflatten(leaves, self._structure)
         return model(*args, **kwargs)
 
