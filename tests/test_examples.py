@@ -28,6 +28,17 @@ def test_the_training_example_runs(monkeypatch, capsys):
     assert "Spectral-DP" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--mixes-records"], 1)])
+def test_a_model_of_ones_own_is_audited(arguments, code, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["audit_own_model.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / "audit_own_model.py"), run_name="__main__")
+    assert ended.value.code == code
+    printed = capsys.readouterr().out
+    assert "linear map: holds" in printed
+    assert ("neighbours: VIOLATION" in printed) == bool(code)
+
+
 def _accuracy(name, arguments, monkeypatch, capsys):
     """Of the model at the end, in percent."""
     monkeypatch.setattr(sys, "argv", [name, *arguments])
