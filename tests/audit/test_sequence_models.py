@@ -156,8 +156,9 @@ def test_a_state_that_is_carried_in_the_model_is_refused_by_the_engine():
     [
         (sequences.transformer, {"layers": 2}),
         (sequences.recurrent, {"layers": 2, "bidirectional": True}),
+        (sequences.circulant_attention, {}),
     ],
-    ids=["transformer", "LSTM"],
+    ids=["transformer", "LSTM", "circulant attention"],
 )
 def test_deeper_models_pass_thorough_audits(make, sizes, clipping):
     target = make(clipping=clipping, **sizes)

@@ -109,9 +109,19 @@ def _with_mask(tokens: Tensor, lengths: Tensor) -> dict[str, Tensor]:
 
 
 def transformer(kind=audit.SpectralTarget, model: Callable[..., nn.Module] = Transformer, layers: int = 1, **options):
-    """The transformer with block-circulant dense layers, half of whose frequencies are released."""
+    """The transformer with a block-circulant MLP, half of whose frequencies are released; its attention is torch's."""
     torch.manual_seed(0)
-    made = convert_linear(model(layers), block_size=4, skip=["head"])
+    made = convert_linear(model(layers), block_size=4, skip=lambda name, _: name == "head" or "self_attn" in name)
+    return _transformer_target(kind, made, options)
+
+
+def circulant_attention(kind=audit.SpectralTarget, **options):
+    """The transformer with block-circulant projections inside of its attention, too."""
+    torch.manual_seed(0)
+    return _transformer_target(kind, convert_linear(Transformer(), block_size=4, skip=["head"]), options)
+
+
+def _transformer_target(kind, made: nn.Module, options):
     return kind(
         made,
         CLAIM,

@@ -97,3 +97,9 @@ def test_signal_map_and_covariance_of_a_block():
 def test_the_special_coordinates_are_among_the_directions():
     kinds = {kind for block in small.target().blocks(2, GENERATOR) for kind in block.kinds}
     assert kinds == set(Kind)
+
+
+def test_nothing_looked_at_is_no_pass():
+    target = small.target()
+    found = audit.check_linear_map(target, audit.find_noise_map(target), [], GENERATOR)
+    assert found.ok is None

@@ -79,7 +79,7 @@ def test_filtered_embeddings_are_looked_at_in_their_spectrum(tokens):
     blocks = target.blocks(2, generator)
     assert [block.name for block in blocks] == ["column 0", "column 2"]
     noise = audit.find_noise_map(target)
-    maps = audit.find_block_map(target, noise, blocks[0])
+    maps = find_block_map(target, noise, blocks[0])
     assert torch.linalg.matrix_rank(maps.Sigma, tol=1e-3) == 3
     assert torch.linalg.matrix_rank(maps.A, tol=1e-3) == 3
     assert audit.check_linear_map(target, noise, blocks, generator).ok

@@ -8,7 +8,7 @@ from tests.support import small_targets as small
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from spectral_dp import audit
+from spectral_dp import audit, convert_linear
 from spectral_dp.audit.targets.excitations import Passage
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.target import SHORT
@@ -28,6 +28,26 @@ def test_dropout_is_no_part_of_the_release():
     records = target.ordinary(4, torch.Generator().manual_seed(0))
     assert torch.equal(target.release(records, Script()), target.release(records, Script()))
     assert model[1].p == 0.5, "a copy is audited"
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_nor_is_that_inside_of_an_attention(is_converted):
+    """It is a plain number there, and in modules that call F.dropout. The model must not be accused of it."""
+    model = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.5, batch_first=True)
+    model = convert_linear(model, block_size=4) if is_converted else model
+    target = audit.SpectralTarget(model, small.CLAIM, batch=torch.randn(2, 3, 8), seed=0)
+    records = target.ordinary(4, torch.Generator().manual_seed(0))
+    assert torch.equal(target.release(records, Script()), target.release(records, Script()))
+    assert model.self_attn.dropout == 0.5, "a copy is audited"
+
+
+def test_a_model_that_draws_otherwise_is_refused():
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + torch.randn(len(x), 3)
+
+    with pytest.raises(ValueError, match="draws random numbers in its forward pass"):
+        audit.SpectralTarget(nn.Sequential(nn.Flatten(), Noisy(36, 3)), small.CLAIM, input_shape=small.SHAPE)
 
 
 def test_one_record_for_several_layers_does_what_each_would_do():

@@ -57,6 +57,8 @@ def check_linear_map(
         batch: How many records a batch has. All but one of them contribute nothing.
     """
     claim = target.claim
+    if not blocks:
+        return Verdict.left_out("linear map", "there is no block to look at")
     prober = _Prober(target, noise, batch)
     layers: dict[str, _Layer] = {}
     for block in blocks:

@@ -54,11 +54,7 @@ class ModelTarget(Target):
             raise ValueError("give either input_shape, the shape of one sample, or batch, a few samples")
         self.claim = claim
         self._template = copy.deepcopy(model)
-        for module in self._template.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
-                module.p = 0.0  # randomness of the gradients, not of the release
-            elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
-                module.dropout = 0.0
+        _switch_dropout_off(self._template)
         self._is_random = batch is None
         if batch is None:
             batch = torch.randn(1, *(input_shape or ()), generator=torch.Generator().manual_seed(0))
@@ -68,6 +64,23 @@ class ModelTarget(Target):
         self._seen = trace(self._template, self._form, [*self._samples, *self._hostile.values()])
         if "" not in self._seen or self._seen[""].output_axis is None:
             raise ValueError("the model must return a tensor of real numbers first, with an entry for each sample")
+        self._check_draws_nothing()
+
+    def _check_draws_nothing(self) -> None:
+        """Raises ``ValueError`` if the model gives the same samples different outputs because it draws at random.
+
+        Two releases of the same records would differ, and the audits would accuse a sound step.
+        """
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            outputs = [first_output(self._form.call(self._template, self._samples)) for _ in range(2)]
+        one, two = (output for output in outputs if output is not None)
+        has_drawn = not torch.equal(before, torch.get_rng_state())  # what differs without is a state, to be audited
+        if has_drawn and not torch.equal(one.nan_to_num(), two.nan_to_num()):
+            raise ValueError(
+                "the model draws random numbers in its forward pass, so its releases cannot be compared: audit it with "
+                "dropout, noise and the like switched off"
+            )
 
     def _one(self, name: str, batch: Batch) -> Sample:
         samples = self._form.samples(batch)
@@ -221,3 +234,13 @@ class ModelTarget(Target):
         assert output is not None
         assert seen.output_axis is not None
         return weighed(output, seen.output_axis, u)
+
+
+def _switch_dropout_off(model: nn.Module) -> None:
+    """Sets all probabilities of dropout to zero: they make the gradients random, and not the release."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():  # of recurrent layers, attention, and modules that call F.dropout
+            if "drop" in name.lower() and isinstance(value, float):
+                setattr(module, name, 0.0)
