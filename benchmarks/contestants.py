@@ -25,6 +25,10 @@ Contestant = Callable[[Workload], Step]
 SIGMA, CLIP, RATE = 1.0, 1.0, 0.1
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
+
+
 def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Any, batches: Iterable[Any]) -> Step:
     """Trains on every batch there is: one."""
 
@@ -43,7 +47,7 @@ def plain(*, dense: bool = True) -> Contestant:
 
     def make(work: Workload) -> Step:
         model = work.build(dense=dense)
-        return training_step(model, torch.optim.SGD(model.parameters(), lr=RATE), F.cross_entropy, [work.batch()])
+        return training_step(model, sgd(model), F.cross_entropy, [work.batch()])
 
     return make
 
@@ -55,7 +59,7 @@ def ours(spectral: Callable[[nn.Module], SpectralConfig], clipping: ClippingName
         model = work.build()
         model, optimizer, loader = PrivacyEngine(relation=Relation.REPLACE_ONE).make_private(
             module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+            optimizer=sgd(model),
             data_loader=one_batch(work),
             noise_multiplier=SIGMA,
             max_grad_norm=CLIP,
@@ -87,9 +91,11 @@ def opacus(mode: str, *, dense: bool = True) -> Contestant:
 
         warnings.simplefilter("ignore")
         model, criterion = work.build(dense=dense), nn.CrossEntropyLoss()
+        if opacus.validators.ModuleValidator.validate(model):  # attention and recurrent layers have forms of its own
+            model = opacus.validators.ModuleValidator.fix(model)
         made: Any = opacus.PrivacyEngine().make_private(
             module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+            optimizer=sgd(model),
             data_loader=one_batch(work),
             noise_multiplier=SIGMA,
             max_grad_norm=CLIP,
@@ -132,5 +138,9 @@ CONTESTANTS: dict[str, Contestant] = {
 
 
 def contestants_for(work: Workload) -> list[str]:
-    """The names of those that make a difference there: without blocks, the forms in blocks are the dense ones."""
-    return [name for name in CONTESTANTS if work.block_size is not None or not name.endswith(", blocks")]
+    """The names of those that make a difference there.
+
+    Without blocks, the forms in blocks are the dense ones. Models of sequences have no spectrum to filter.
+    """
+    names = [name for name in CONTESTANTS if work.block_size is not None or not name.endswith(", blocks")]
+    return [name for name in names if not (work.is_of_sequences and name.startswith("spectral"))]

@@ -1,17 +1,18 @@
-"""What is trained: the models, and batches of random numbers in the shape of their data."""
+"""What is trained: the models, and batches of random numbers, or of random tokens, in the shape of their data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import sequence_models
 import torch
+from sequence_models import CLASSES
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spectral_dp import convert_linear, models
 
-CLASSES = 10
 TOKENS = 64
 
 
@@ -61,6 +62,15 @@ _OWN: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], tuple[int, ...
     "conv stack": (convolutions, lambda width: (3, 16, 16)),
     "layer": (one_layer, lambda width: (width,)),
 }
+#: Models of sequences by name, and how many tokens a sample has.
+_SEQUENCES: dict[str, tuple[Callable[[int], nn.Module], int]] = {
+    "bert": (sequence_models.bert, sequence_models.TOKENS),
+    "torch encoder": (sequence_models.torch_encoder, sequence_models.TOKENS),
+    "bert, lora": (sequence_models.bert_lora, sequence_models.TOKENS),
+    "bert, biases": (sequence_models.bert_biases, sequence_models.TOKENS),
+    "bert, head": (sequence_models.bert_head, sequence_models.TOKENS),
+    "lstm": (sequence_models.LSTMReader, sequence_models.STEPS),
+}
 _IMAGES = {"model1": (1, 28, 28), "lenet5": (1, 28, 28), "model2": (3, 32, 32), "model3": (3, 32, 32)}
 
 
@@ -69,11 +79,12 @@ class Workload:
     """A model and a batch size.
 
     Attributes:
-        model: ``"model1"``, ``"lenet5"``, ``"model2"``, ``"model3"``, ``"transformer"``, ``"mlp"``, ``"conv stack"`` or
-            ``"layer"``.
+        model: ``"model1"``, ``"lenet5"``, ``"model2"``, ``"model3"``; ``"transformer"``, ``"mlp"``, ``"conv stack"`` or
+            ``"layer"``; ``"bert"``, ``"torch encoder"``, ``"bert, lora"``, ``"bert, biases"``, ``"bert, head"`` or
+            ``"lstm"``.
         batch_size: How many samples a step sees.
         block_size: Makes the dense layers block-circulant, except for contestants that train the dense form.
-        width: Of the last four models.
+        width: Of all models but the first four.
     """
 
     model: str
@@ -89,15 +100,24 @@ class Workload:
             return models.build(
                 self.model, input_shape=shape, classes=CLASSES, block_size=block_size, last_block_size=10
             )
+        if self.is_of_sequences:
+            return _SEQUENCES[self.model][0](self.width)
         model = _OWN[self.model][0](self.width)
         if block_size is None:
             return model
         return convert_linear(model, block_size, skip=["head"] if self.model == "transformer" else [])
 
+    @property
+    def is_of_sequences(self) -> bool:
+        return self.model in _SEQUENCES
+
     def batch(self) -> tuple[Tensor, Tensor]:
         torch.manual_seed(1)
+        y = torch.randint(CLASSES, (self.batch_size,))
+        if self.is_of_sequences:
+            return torch.randint(sequence_models.VOCABULARY, (self.batch_size, _SEQUENCES[self.model][1])), y
         shape = _IMAGES[self.model] if self.model in _IMAGES else _OWN[self.model][1](self.width)
         x = torch.randn(self.batch_size, *shape)
         # A layer by itself stands for one inside a network, which has a gradient to hand on.
         x.requires_grad_(self.model == "layer")
-        return x, torch.randint(CLASSES, (self.batch_size,))
+        return x, y
