@@ -9,7 +9,7 @@ from pathlib import Path
 
 from entries import Entry
 from made_by import made_by
-from race import Terms, race
+from race import CLOCKS, Terms, race
 from rich.console import Console
 from rich.progress import Progress
 from workloads import Workload
@@ -30,6 +30,7 @@ def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--patience", type=float, default=30.0, help="seconds of a first step from which rounds are cut")
     made.add_argument("--threads", type=int, default=0, help="threads of torch; its own choice by default")
+    made.add_argument("--clock", choices=CLOCKS, default="wall", help="time that passes, or that of the processor")
     made.add_argument("--most-mb", type=float, help="memory for each contestant; default: what is free")
     made.add_argument("--out", type=Path, help="a directory for the results, as JSON, Markdown and PNG")
     return made
@@ -37,7 +38,7 @@ def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
 
 def measure(jobs: list[Job], args: argparse.Namespace, keep: Callable[[Entry], None]) -> None:
     """Runs the races one by one; ``keep`` gets each entry as soon as it is there."""
-    terms = Terms(args.rounds, args.threads, args.patience, args.most_mb)
+    terms = Terms(args.rounds, args.threads, args.patience, args.most_mb, args.clock)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(jobs))
         for job in jobs:

@@ -19,6 +19,7 @@ from typing import Any
 
 from workloads import Workload
 
+CLOCKS = ("wall", "cpu")
 _WORKER = Path(__file__).with_name("worker.py")
 _ROUND = 0.25  # seconds of plain steps in a round
 _MUCH_SLOWER = 10  # times plain: one step a round is enough
@@ -56,12 +57,14 @@ class Terms:
         threads: Of torch in every process; 0 leaves the choice to torch.
         patience: Seconds that a first step may take; who takes longer runs in fewer rounds.
         most_mb: Memory for each process; what is free where None.
+        clock: ``"wall"``, or ``"cpu"`` for the time that all threads of a process were at work.
     """
 
     rounds: int
     threads: int = 0
     patience: float = 30.0
     most_mb: float | None = None
+    clock: str = "wall"
 
 
 def race(
@@ -102,7 +105,8 @@ class _Runner:
 
     def __init__(self, name: str, work: Workload, terms: Terms) -> None:
         self.result = Measured(name)
-        spec = {"contestant": name, "workload": asdict(work), "threads": terms.threads, "most_mb": terms.most_mb}
+        how = {"threads": terms.threads, "most_mb": terms.most_mb, "clock": terms.clock}
+        spec = {"contestant": name, "workload": asdict(work), **how}
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would fill up and block
         self._process = subprocess.Popen(
             [sys.executable, str(_WORKER), json.dumps(spec)],

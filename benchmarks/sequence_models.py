@@ -24,7 +24,9 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens).contiguous()  # a view: Opacus fails
+        positions = (
+            torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens).contiguous()
+        )  # a view: Opacus fails
         return self.norm(self.words(tokens) + self.positions(positions))
 
 

@@ -30,23 +30,25 @@ STYLES: dict[str, tuple[str, str]] = {
     "opacus ghost, blocks": ("#E69F00", "////"),
 }
 _GOAL = "#000000"
+_BATCH = 256
 
 
 def draw(entries: list[Entry]) -> Figure:
-    """Bars at the batch size of the goals, or at the largest there is."""
+    """Bars at the batch sizes of the goals, or at 256, or at the largest there is."""
     sizes = {entry.size for entry in entries}
-    batch = goals.BATCH if goals.BATCH in sizes else max(sizes, default=0)
-    shown = [entry for entry in entries if entry.size == batch]
+    others = {_BATCH} & sizes or {max(sizes, default=0)}
+    judged = [entry for entry in entries if goals.goals_of(entry)]
+    shown = [entry for entry in entries if entry in judged or entry.size in others]
     names = [n for n in CONTESTANTS if n in STYLES and any(entry.standing(n) for entry in shown)]
     figure = Figure(figsize=(max(7.0, 2.2 + 2.1 * len(shown)), 7.6), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(f"Training steps at batch {batch}, as ratios to plain PyTorch training of the dense model")
+    figure.suptitle("Training steps, as ratios to plain PyTorch training of the dense model")
     for axes, quantity in zip(figure.subplots(2, 1, sharex=True), ("time / plain", "memory / plain"), strict=True):
         _panel(axes, shown, names, quantity)
-    axes.set_xticks(range(len(shown)), [entry.name for entry in shown])
+    axes.set_xticks(range(len(shown)), [f"{entry.name}\nbatch {entry.size}" for entry in shown])
     samples = [Patch(facecolor=STYLES[n][0], hatch=STYLES[n][1], edgecolor="white") for n in names]
     handles = [*samples, Line2D([], [], color=_GOAL, linewidth=2)]
-    labels, columns = [*names, f"goal for {goals.CONTESTANT}"], int(figure.get_figwidth() / 2.3)
+    labels, columns = [*names, "goal"], int(figure.get_figwidth() / 2.3)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
@@ -60,8 +62,7 @@ def _panel(axes: Axes, entries: list[Entry], names: list[str], quantity: str) ->
         for k, name in enumerate(there):
             standing = entry.standing(name)
             assert standing is not None
-            is_judged = name == goals.CONTESTANT and entry.size == goals.BATCH
-            of_entry = {g.quantity: g.most for g in goals.GOALS if g.workload == entry.name and is_judged}
+            of_entry = {g.quantity: g.most for g in goals.goals_of(entry) if g.contestant == name}
             x = i + width * (k - (len(there) - 1) / 2)
             _bar(axes, x, width, standing, quantity, of_entry.get(quantity))
     low, high = axes.get_ylim()

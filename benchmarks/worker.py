@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import IO, Any
 
 Step = Callable[[], None]
@@ -25,8 +25,14 @@ _LEFT_FREE = 0.1  # of the memory that is free: for the others, who wait their t
 _NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "could not create a memory", "not enough memory")
 
 
-def serve(make: Callable[[], Step], requests: IO[str], answers: IO[str], most_mb: float | None = None) -> None:
-    """Waits for a first request, any line, and begins; the last answer may be a failure."""
+def serve(
+    make: Callable[[], Step],
+    requests: IO[str],
+    answers: IO[str],
+    most_mb: float | None = None,
+    now: Callable[[], float] = perf_counter,
+) -> None:
+    """Waits for a first request, any line, and begins; the last answer may be a failure. ``now`` is the clock."""
 
     def answer(**facts: Any) -> None:
         print(json.dumps(facts), file=answers, flush=True)
@@ -38,9 +44,9 @@ def serve(make: Callable[[], Step], requests: IO[str], answers: IO[str], most_mb
         _limit_memory(_free_mb() * (1 - _LEFT_FREE) if most_mb is None else most_mb)
         step = make()
         _settled_mb()  # what it took to build the model is over, and not part of training
-        answer(seconds=_timed(step, 1), memory_mb=_peak_mb() - started_with)
+        answer(seconds=_timed(step, 1, now), memory_mb=_peak_mb() - started_with)
         for line in requests:
-            answer(seconds=_timed(step, int(line)), memory_mb=_peak_mb() - started_with)
+            answer(seconds=_timed(step, int(line), now), memory_mb=_peak_mb() - started_with)
     except (MemoryError, RuntimeError) as error:
         if not is_lack_of_memory(error):
             raise
@@ -51,11 +57,11 @@ def is_lack_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _NO_MEMORY)
 
 
-def _timed(step: Step, steps: int) -> float:
-    began = perf_counter()
+def _timed(step: Step, steps: int, now: Callable[[], float]) -> float:
+    began = now()
     for _ in range(steps):
         step()
-    return (perf_counter() - began) / steps
+    return (now() - began) / steps
 
 
 def _settled_mb() -> float:
@@ -99,9 +105,10 @@ def main(spec: dict[str, Any]) -> None:
         torch.set_num_threads(spec["threads"])
     contestant, work = CONTESTANTS[spec["contestant"]], Workload(**spec["workload"])
     # Imports on demand, thread pools and the like are the libraries', not the model's: a rehearsal brings them in.
-    for small in ("mlp", "conv stack", "transformer"):
+    for small in ("mlp", "conv stack", "transformer", *([work.model] if work.is_of_sequences else [])):
         contestant(replace(work, model=small, batch_size=2, width=max(8, work.block_size or 0)))()
-    serve(lambda: contestant(work), sys.stdin, answers, spec["most_mb"])
+    clock = process_time if spec["clock"] == "cpu" else perf_counter
+    serve(lambda: contestant(work), sys.stdin, answers, spec["most_mb"], clock)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import entries as kept
 import goals
@@ -24,6 +25,8 @@ from torch.utils.data import TensorDataset
 from workloads import Workload
 
 from spectral_dp import SpectralConfig
+from spectral_dp.gradients import ModelGradients
+from spectral_dp.gradients.rules.fallback import FallbackRule
 
 BENCHMARKS = Path(race.__file__).parent
 
@@ -87,8 +90,16 @@ class TestGoals:
     def test_every_goal_is_of_a_workload_that_is_measured(self):
         from bench_training import WORKLOADS
 
-        assert {g.workload for g in goals.GOALS} <= set(WORKLOADS)
-        assert goals.CONTESTANT in CONTESTANTS
+        for goal in goals.GOALS:
+            model, block_size, batches = WORKLOADS[goal.workload]
+            assert goal.batch in batches
+            assert goal.contestant in contestants_for(Workload(model, goal.batch, block_size))
+
+    def test_sequences_are_judged_at_their_batch_without_a_filter(self):
+        found = self.judged(entry("lstm", 32, plain=[1.0], dpsgd=[3.0], opacus_hooks=[20.0]))
+        assert found["lstm", "time / plain"]["verdict"] == "missed by 50.0 %"
+        assert found["lstm", "time / best Opacus"]["verdict"] == "reached"
+        assert ("bert, lora", "time / best Opacus") not in found
 
     def test_slopes_judge_ours_in_the_batch_size_only(self):
         points = [entry("batch size, lenet5", b, plain=[b * 1.0], spectral=[b**1.2]) for b in (64, 128, 256)]
@@ -133,6 +144,25 @@ class TestContestants:
     def test_forms_in_blocks_run_only_where_there_are_blocks(self):
         assert "plain, blocks" in contestants_for(Workload("model1", 2, 8))
         assert "plain, blocks" not in contestants_for(Workload("model1", 2))
+
+    @pytest.mark.parametrize("model", ["bert", "torch encoder", "bert, lora", "bert, biases", "bert, head", "lstm"])
+    def test_models_of_sequences_train_what_plain_trains(self, model):
+        """Catches a part that only one of the two trains, and a model that falls back to the slow way."""
+        work = Workload(model, 2, width=8)
+        assert not any(name.startswith("spectral") for name in contestants_for(work))
+        built = work.build()
+        gradients = ModelGradients(built)
+        trained = [p for p in built.parameters() if p.requires_grad]
+        x, y = work.batch()
+        nn.functional.cross_entropy(built(x), y).backward()
+        sums = gradients.take().clipped_sums(torch.ones(2))
+        rules = [layer.rule for block in gradients.blocks for layer in block]
+        gradients.remove()
+        assert not any(isinstance(rule, FallbackRule) for rule in rules)
+        nn.functional.cross_entropy(built(x), y).backward()
+        assert set(sums) == set(trained)
+        for parameter, total in sums.items():
+            torch.testing.assert_close(total, parameter.grad, rtol=1e-3, atol=1e-6)
 
     @pytest.mark.parametrize("name", CURVES)
     def test_every_point_of_a_curve_has_a_model(self, name):
@@ -221,6 +251,12 @@ class TestWorker:
         assert warm == {}
         assert len(answers) == 2
         assert all(90 < a["memory_mb"] < 120 for a in answers)
+
+    def test_the_processor_has_a_clock_of_its_own(self):
+        said = io.StringIO()
+        with patch.object(worker, "_limit_memory"):  # it would hold for all tests that follow
+            worker.serve(lambda: lambda: None, io.StringIO("begin\n2\n"), said, now=iter(range(0, 12, 3)).__next__)
+        assert [json.loads(line).get("seconds") for line in said.getvalue().splitlines()] == [None, 3.0, 1.5]
 
     def test_torch_says_so_in_its_own_words(self):
         with pytest.raises(RuntimeError) as caught:
