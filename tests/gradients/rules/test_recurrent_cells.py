@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from spectral_dp.gradients.rules.recurrent_cells import CELLS, States
+from spectral_dp.gradients.rules.recurrent_cells import BLOCK, CELLS, States
 
-T, B, N, H = 5, 3, 4, 6
+T, B, N, H = 2 * BLOCK + 3, 3, 4, 6  # more than two blocks, the last not full
 LAYERS = {
     "LSTM": lambda: nn.LSTM(N, H),
     "GRU": lambda: nn.GRU(N, H),
@@ -61,3 +61,22 @@ def test_steps_that_are_not_there_pass_the_state_on(kind):
     )
     torch.testing.assert_close(found.dinitial.h, dfinal)
     assert all(not dA.any() for _, _, _, dA in found.maps)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_of_steps_change_nothing(packed, monkeypatch):
+    """Catches a block that starts from another state than the last one left, with steps that are not there too."""
+    layer = nn.LSTM(N, H).double()
+    cell = CELLS["LSTM"](*(p.detach() for p in layer.parameters()))
+    x, dh = (torch.randn(T, B, n, dtype=torch.float64) for n in (N, H))
+    states = States(*torch.randn(2, B, H, dtype=torch.float64))
+    is_there = torch.ones(T, B, 1, dtype=torch.float64)
+    is_there[T // 2 :, 0] = 0
+    h = layer(x, (states.h[None], states.c[None]))[0].detach()
+    found = []
+    for block in (1, 3, T):
+        monkeypatch.setattr("spectral_dp.gradients.rules.recurrent_cells.BLOCK", block)
+        found.append(cell.back(x, h, dh, states, states, is_there if packed else None))
+    for other in found[1:]:
+        torch.testing.assert_close(other.input_gates, found[0].input_gates)
+        torch.testing.assert_close(other.dinitial, found[0].dinitial)

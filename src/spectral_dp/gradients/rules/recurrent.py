@@ -191,7 +191,7 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
         return self._time_first(x.to(self.dtype))
 
     def _time_first(self, t: Tensor) -> Tensor:
-        return (t.transpose(0, 1) if self.module.batch_first else t).contiguous()
+        return t.transpose(0, 1) if self.module.batch_first else t
 
     def _as_given(self, x: Sequences, t: Tensor) -> Tensor:
         """``(T, B, n)`` in the layout of an input."""

@@ -4,17 +4,21 @@
     H   hidden size          P   size of the output: H, or proj_size of an LSTM
 
 The gates of all steps are computed at once, and so is all of the backward pass that needs no gradient of a later step:
-what is left for each step is a few products of ``(B, H)`` numbers and one matrix product.
+what is left for each step is a few products of ``(B, H)`` numbers and one matrix product. An LSTM has many such numbers,
+so what its steps need is computed for a few of them at a time: it stays in the cache, and takes no memory to speak of.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+#: How many steps of an LSTM are prepared at a time.
+BLOCK = 8
 
 
 class States(NamedTuple):
@@ -135,42 +139,55 @@ class LSTMCell(Cell):
         i, f, g, o = a.split(H, dim=2)
         for gate, function in ((i, torch.sigmoid_), (f, torch.sigmoid_), (g, torch.tanh_), (o, torch.sigmoid_)):
             function(gate)
-        c = torch.mul(i, g)
-        before, c_0 = torch.empty_like(c), initial.c
+        c_0, dc = initial.c, dfinal.c
         assert c_0 is not None
-        assert dfinal.c is not None
+        assert dc is not None
+        c = torch.mul(i, g)
         for t in range(len(c)):
-            before[t] = c_0 if t == 0 else c[t - 1]
-            c[t].addcmul_(f[t], before[t])
-        squashed = c.tanh_()
-        hidden = o * squashed if self.weight_hr is not None else None
-        # What each gate's gradient is a multiple of dc by (i, f, g) or of dh (o), and dc of dh.
-        dc_of_dh = o * (1 - squashed.square())
-        keeps, stays = f.clone(memory_format=torch.contiguous_format), None
-        i_slope, g_slope = g * i * (1 - i), i * (1 - g.square())
-        for gate, slope in ((i, i_slope), (f, before * f * (1 - f)), (g, g_slope), (o, squashed * o * (1 - o))):
-            gate.copy_(slope)
-        slopes = a  # in the place of the gates, which are not needed any more
-        if is_there is not None:
-            slopes, dc_of_dh, stays = slopes * is_there, dc_of_dh * is_there, 1 - is_there
-            keeps = keeps * is_there + stays
-        dA, dprojected, carried, dc = slopes, [], dfinal.h, dfinal.c
-        for t in reversed(range(len(dA))):
-            dh_t = dh[t] + carried
-            from_cell = dh_t if self.weight_hr is None else dh_t @ self.weight_hr
-            dc = torch.addcmul(dc, from_cell, dc_of_dh[t])
-            dA[t, :, : 3 * H].unflatten(1, (3, H)).mul_(dc[:, None])
-            dA[t, :, 3 * H :].mul_(from_cell)
-            carried = dA[t] @ self.weight_hh
-            dc = dc * keeps[t]
-            if self.weight_hr is not None:
-                dprojected.append(dh_t if is_there is None else dh_t * is_there[t])
-            if stays is not None:
-                carried = torch.addcmul(carried, dh_t, stays[t])
+            c[t].addcmul_(f[t], c[t - 1] if t else c_0)
+        hidden = None if self.weight_hr is None else o * c.tanh()
+        # In the place of the gates of a step comes their gradient, once they are not needed any more.
+        dA, dprojected, carried = a, [], dfinal.h
+        for steps in _blocks(len(c)):
+            is_there_now = None if is_there is None else is_there[steps]
+            before = _before(c[steps], c[steps.start - 1] if steps.start else c_0)
+            dc_of_dh, keeps = self._slopes(a[steps], before, c[steps], is_there_now)
+            for t in reversed(range(steps.start, steps.stop)):
+                dh_t, k = dh[t] + carried, t - steps.start
+                from_cell = dh_t if self.weight_hr is None else dh_t @ self.weight_hr
+                dc = torch.addcmul(dc, from_cell, dc_of_dh[k])
+                dA[t, :, : 3 * H].unflatten(1, (3, H)).mul_(dc[:, None])
+                dA[t, :, 3 * H :].mul_(from_cell)
+                carried = dA[t] @ self.weight_hh
+                dc = dc * keeps[k]
+                if self.weight_hr is not None:
+                    dprojected.append(dh_t if is_there is None else dh_t * is_there[t])
+                if is_there is not None:
+                    carried = torch.addcmul(carried, dh_t, 1 - is_there[t])
         maps: list[CellMap] = [(weights, ("bias_ih", "bias_hh"), both, dA)]
         if hidden is not None:
             maps.append(((("weight_hr", H),), (), hidden, torch.stack(dprojected[::-1])))
         return Gates(maps, dA, States(carried, dc))
+
+    @staticmethod
+    def _slopes(gates: Tensor, before: Tensor, c: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Replaces gates by what their gradients are multiples of: of dc by those of i, f and g, of dh by that of o.
+
+        Returns by what dc is a multiple of dh, and what is kept of dc for the step before.
+        """
+        i, f, g, o = gates.chunk(4, dim=2)
+        squashed = c.tanh()
+        dc_of_dh = o * (1 - squashed.square())
+        keeps = f.clone(memory_format=torch.contiguous_format)
+        i_slope = g * i * (1 - i)
+        g.copy_(i * (1 - g.square()))
+        i.copy_(i_slope)
+        f.copy_(before * f * (1 - f))
+        o.copy_(squashed * o * (1 - o))
+        if is_there is not None:
+            gates.mul_(is_there)
+            dc_of_dh, keeps = dc_of_dh * is_there, keeps * is_there + (1 - is_there)
+        return dc_of_dh, keeps
 
 
 class GRUCell(Cell):
@@ -209,6 +226,11 @@ CELLS: dict[str, Callable[..., Cell]] = {
     "RNN_TANH": TanhCell,
     "RNN_RELU": ReluCell,
 }
+
+
+def _blocks(steps: int) -> Iterator[slice]:
+    """The steps in blocks, the last first."""
+    return (slice(start, min(start + BLOCK, steps)) for start in reversed(range(0, steps, BLOCK)))
 
 
 def _before(h: Tensor, initial: Tensor) -> Tensor:
