@@ -5,6 +5,7 @@ import torch
 
 from spectral_dp.gradients import norms
 from spectral_dp.gradients.norms import (
+    _gram_norms,
     bias_norms,
     gram_matrices,
     outer_norms,
@@ -104,3 +105,15 @@ def test_two_ways_to_transform_differ_by_less_than_is_said(n):
     slow = torch.stack([angles.cos() @ x, -angles.sin() @ x], dim=1) / n**0.5
     assert float((fast - slow).norm()) <= transform_error(n, x.dtype) * float(x.norm())
     assert transform_error(n, torch.float64) < 1e-8 * transform_error(n, x.dtype)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 6, 7])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_halves_of_gram_matrices_are_the_whole(tokens, dtype):
+    """Catches an odd token that is left out, pairs that count once, and a conjugate that is forgotten."""
+    x, dA = (torch.randn(3, tokens, n, dtype=dtype) for n in (40, 50))
+    squared, x_lengths, dA_lengths = _gram_norms(x, dA)
+    exact = torch.einsum("btm,btn->bmn", dA.conj(), x).abs().square().sum((1, 2))
+    torch.testing.assert_close(squared, exact)
+    torch.testing.assert_close(x_lengths, x.abs().square().sum(2).sqrt())
+    torch.testing.assert_close(dA_lengths, dA.abs().square().sum(2).sqrt())

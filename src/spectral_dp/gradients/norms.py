@@ -37,18 +37,40 @@ def token_norms(x: Tensor, dA: Tensor, x_errors: Tensor | None = None) -> Tensor
     tokens, n, m = x.shape[1], x.shape[2], dA.shape[2]
     if x.is_complex():
         n, m = 2 * n, 2 * m  # real and imaginary parts are squared
-    # vector_norm adds its terms one after the other: on long rows it loses more than the rounding guard.
-    x_lengths, dA_lengths = squares(x).sum(2).sqrt(), squares(dA).sum(2).sqrt()
-    if tokens == 1:
-        most = outer_norms(x_lengths if x_errors is None else x_lengths + x_errors, dA_lengths, n, m)
-        return most.double().square().squeeze(1)
-    if tokens * (x.shape[2] + dA.shape[2]) <= x.shape[2] * dA.shape[2]:
-        gram = gram_matrices(x) * gram_matrices(dA).conj()
-        squared, from_gram = (gram.real if gram.is_complex() else gram).sum((1, 2)), True
+    uses_gram = tokens > 1 and tokens * (x.shape[2] + dA.shape[2]) <= x.shape[2] * dA.shape[2]
+    if uses_gram:
+        squared, x_lengths, dA_lengths = _gram_norms(x, dA)
     else:
+        # vector_norm adds its terms one after the other: on long rows it loses more than the rounding guard.
+        x_lengths, dA_lengths = squares(x).sum(2).sqrt(), squares(dA).sum(2).sqrt()
+        if tokens == 1:
+            most = outer_norms(x_lengths if x_errors is None else x_lengths + x_errors, dA_lengths, n, m)
+            return most.double().square().squeeze(1)
         pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
-        squared, from_gram = torch.cat([squares(d.mH @ v).sum((1, 2)) for v, d in pieces]), False
-    return rounded_up(squared, x_lengths, dA_lengths, n, m, from_gram=from_gram, x_errors=x_errors)
+        squared = torch.cat([squares(d.mH @ v).sum((1, 2)) for v, d in pieces])
+    return rounded_up(squared, x_lengths, dA_lengths, n, m, from_gram=uses_gram, x_errors=x_errors)
+
+
+def _gram_norms(x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns squared norms ``(B,)`` from Gram matrices, and the lengths ``(B, T)`` of tokens on their diagonals.
+
+    Gram matrices are symmetric: of the blocks of token pairs below the diagonal, twice the sum counts, and those above
+    are not computed.
+    """
+    half = (x.shape[1] + 1) // 2
+    P, Q = (gram_matrices(t, t[:, :half]) for t in (x, dA))
+    last_P, last_Q = (gram_matrices(t[:, half:]) for t in (x, dA))
+    lengths = [
+        torch.cat([g.diagonal(dim1=1, dim2=2).real for g in grams], dim=1).clamp(min=0).sqrt()
+        for grams in ((P[:, :half], last_P), (Q[:, :half], last_Q))
+    ]
+    products = _products(P, Q)
+    products[:, half:] *= 2
+    return products.sum((1, 2)) + _products(last_P, last_Q).sum((1, 2)), lengths[0], lengths[1]
+
+
+def _products(P: Tensor, Q: Tensor) -> Tensor:
+    return P.real * Q.real + P.imag * Q.imag if P.is_complex() else P * Q
 
 
 def rounded_up(
@@ -92,16 +114,17 @@ def rounded_up(
     return norms.double().square() + (GRAM_ROUNDING * eps * most.double().square() if from_gram else 0)
 
 
-def gram_matrices(t: Tensor) -> Tensor:
-    """Returns ``<t_bs, t_bs'>`` of all pairs of tokens, ``(B, T, n) -> (B, T, T)``.
+def gram_matrices(t: Tensor, others: Tensor | None = None) -> Tensor:
+    """Returns ``<t_bs, t_bs'>`` of all pairs of tokens, ``(B, T, n) -> (B, T, T)``, or ``<t_bs, others_bs'>``.
 
     The product is computed in pieces. A product of few long rows adds its terms one after the other, and some records
     (an image of one colour is enough) would lose more than the rounding guard.
     """
-    first, *others = t.split(PIECE, dim=2)
-    gram = first @ first.mH
-    for piece in others:
-        gram += piece @ piece.mH
+    left = t.split(PIECE, dim=2)
+    right = left if others is None else others.split(PIECE, dim=2)
+    gram = left[0] @ right[0].mH
+    for a, b in zip(left[1:], right[1:], strict=True):
+        gram += a @ b.mH  # not baddbmm, which goes on adding where the last piece ended
     return gram
 
 

@@ -4,8 +4,8 @@
     H   hidden size          P   size of the output: H, or proj_size of an LSTM
 
 The gates of all steps are computed at once, and so is all of the backward pass that needs no gradient of a later step:
-what is left for each step is a few products of ``(B, H)`` numbers and one matrix product. An LSTM has many such numbers,
-so what its steps need is computed for a few of them at a time: it stays in the cache, and takes no memory to speak of.
+what is left for each step is a few products of ``(B, H)`` numbers and one matrix product. An LSTM has many such
+numbers, so they are computed for a few steps at a time: they stay in the cache, and take no memory to speak of.
 """
 
 from __future__ import annotations
