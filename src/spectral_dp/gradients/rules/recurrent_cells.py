@@ -91,10 +91,12 @@ class Cell(ABC):
             is_there: Which steps there are, ``(T, B, 1)``; None for all. At a step that is not there the states stay.
         """
 
-    def _one_map(self, x: Tensor, before: Tensor) -> tuple[Tensor, tuple[tuple[str, int], ...]]:
-        """Input and state side by side, ``(T, B, n + P)``: both meet the same gradient."""
-        both = torch.cat([x, before], dim=2)
-        return both, (("weight_ih", x.shape[2]), ("weight_hh", before.shape[2]))
+    def _one_map(self, x: Tensor, h: Tensor, initial: Tensor) -> tuple[Tensor, tuple[tuple[str, int], ...]]:
+        """Input and state of each step side by side, ``(T, B, n + P)``: both meet the same gradient."""
+        n, P = x.shape[2], h.shape[2]
+        both = x.new_empty(*x.shape[:2], n + P)
+        both[:, :, :n], both[:1, :, n:], both[1:, :, n:] = x, initial, h[:-1]
+        return both, (("weight_ih", n), ("weight_hh", P))
 
 
 class TanhCell(Cell):
@@ -116,7 +118,7 @@ class TanhCell(Cell):
             carried = dA[t] @ self.weight_hh
             if stays is not None:
                 carried = torch.addcmul(carried, dh_t, stays[t])
-        both, weights = self._one_map(x, _before(h, initial.h))
+        both, weights = self._one_map(x, h, initial.h)
         return Gates([(weights, ("bias_ih", "bias_hh"), both, dA)], dA, States(carried, None))
 
 
@@ -132,9 +134,9 @@ class LSTMCell(Cell):
     """``c_t = f c_{t-1} + i g``, ``h_t = W_hr (o tanh(c_t))``, with ``W_hr`` the identity where there is none."""
 
     def back(self, x: Tensor, h: Tensor, dh: Tensor, initial: States, dfinal: States, is_there: Tensor | None) -> Gates:
-        both, weights = self._one_map(x, _before(h, initial.h))
-        a = both.flatten(0, 1) @ torch.cat([self.weight_ih, self.weight_hh], dim=1).T
-        a = a.add_(self.bias_ih + self.bias_hh).unflatten(0, both.shape[:2])
+        both, weights = self._one_map(x, h, initial.h)
+        weight = torch.cat([self.weight_ih, self.weight_hh], dim=1)
+        a = torch.addmm(self.bias_ih + self.bias_hh, both.flatten(0, 1), weight.T).unflatten(0, both.shape[:2])
         H = a.shape[2] // 4
         i, f, g, o = a.split(H, dim=2)
         for gate, function in ((i, torch.sigmoid_), (f, torch.sigmoid_), (g, torch.tanh_), (o, torch.sigmoid_)):
