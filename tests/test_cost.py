@@ -6,6 +6,7 @@ they are meant to catch costs a third more or several times as much, as the cont
 
 import functools
 import itertools
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import Workload
 
+from spectral_dp.gradients import norms
 from spectral_dp.gradients.rules import registry
 from spectral_dp.gradients.rules.block_circulant import BlockCirculantRule
 from spectral_dp.gradients.rules.conv import KernelConvRule
@@ -93,6 +95,31 @@ def test_a_private_step_costs_about_as_much_as_a_plain_one(name, contestant):
     check(name, contestant)
 
 
+#: Models of sequences at full width, where Gram matrices are cheaper than gradients: multiplications and numbers
+#: written, over plain. Torch does not count the multiplications of its LSTM.
+SEQUENCES = {
+    "bert": (1.22, 3.2),
+    "torch encoder": (1.28, 1.9),
+    "lstm": (math.inf, 3.0),
+    "bert, lora": (1.02, 1.2),
+    "bert, biases": (1.01, 1.65),
+    "bert, head": (1.01, 1.02),
+}
+
+
+def check_sequences(model):
+    limits, work = SEQUENCES[model], Workload(model, 8)
+    ratios = [a / b for a, b in zip(cost("dpsgd", work), cost("plain", work), strict=True)]
+    for what, ratio, limit in zip(("flops", "numbers", "largest"), ratios, (*limits, 1.0), strict=True):
+        assert ratio <= limit, f"{what} over plain: {ratio:.2f}"
+
+
+@pytest.mark.parametrize("model", SEQUENCES)
+def test_a_private_step_on_sequences_costs_about_as_much_as_a_plain_one(model):
+    """What is frozen costs nothing: with the head alone, no more numbers are written than by plain training."""
+    check_sequences(model)
+
+
 def is_linear(costs):
     """Whether the cost of a batch, and of twice and four times as large a one, grows by the same for every sample."""
     first, second = (b - a for a, b in itertools.pairwise(costs))
@@ -130,6 +157,16 @@ class TestControls:
         monkeypatch.setattr(BlockCirculantRule, "forms", lambda *_: False)
         with pytest.raises(AssertionError, match="numbers over plain"):
             check("transformer blocks", "dpsgd")
+
+    @pytest.mark.parametrize("model", ["bert", "torch encoder"])
+    def test_both_halves_of_gram_matrices(self, model, monkeypatch):
+        def whole(x, dA):
+            P, Q = norms.gram_matrices(x), norms.gram_matrices(dA)
+            return (P * Q).sum((1, 2)), *(gram.diagonal(dim1=1, dim2=2).sqrt() for gram in (P, Q))
+
+        monkeypatch.setattr(norms, "_gram_norms", whole)
+        with pytest.raises(AssertionError, match="flops over plain"):
+            check_sequences(model)
 
     @pytest.mark.filterwarnings("ignore:no rule for")
     @pytest.mark.parametrize("name", ["model1", "lenet5", "model2"])
