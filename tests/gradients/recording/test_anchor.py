@@ -1,6 +1,7 @@
 """Where the backward pass comes, and ends."""
 
 import torch
+from torch import nn
 
 from spectral_dp.gradients.recording.anchor import Anchor, Detour, Widened, anchor_like, hookable
 
@@ -21,6 +22,19 @@ def test_hooks_on_a_view_survive_a_change_in_place():
     y.mul_(3).sum().backward()
     assert torch.equal(seen[0], torch.full((3,), 3.0))
     assert torch.equal(x.grad[0], torch.full((3,), 3.0))
+
+
+def test_the_only_view_of_a_matrix_product_is_not_copied():
+    layer = nn.Linear(3, 3).requires_grad_(False)
+    x = torch.randn(2, 4, 3, requires_grad=True)
+    view = layer(x)
+    assert view._is_view()
+    y, seen = hookable(view, is_sole=True), []
+    assert y.data_ptr() == view.data_ptr()
+    y.register_hook(lambda d: seen.append(d))
+    y.mul_(3).sum().backward()
+    assert torch.equal(seen[0], torch.full((2, 4, 3), 3.0))
+    torch.testing.assert_close(x.grad, 3 * layer.weight.sum(0).expand(2, 4, 3))
 
 
 def test_the_backward_pass_ends_at_an_anchor():

@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 
-def hookable(tensor: Tensor) -> Tensor:
-    """A tensor that the backward pass reaches and whose hooks survive in-place operations."""
+def hookable(tensor: Tensor, *, is_sole: bool = False) -> Tensor:
+    """A tensor that the backward pass reaches and whose hooks survive in-place operations.
+
+    Args:
+        tensor: The tensor.
+        is_sole: Whether nobody else has what it may be a view of, and no backward pass needs it: then no copy is made.
+    """
     if tensor._is_view():  # changed in place, a view loses its hooks
-        tensor = tensor.clone()
+        tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape) if is_sole else tensor.clone()
     if not tensor.requires_grad:  # the first layer: make the backward pass come this far all the same
         tensor = Anchor.apply(tensor, anchor_like(tensor))  # type: ignore[no-untyped-call]
     return tensor

@@ -373,7 +373,8 @@ class Recorder(Generic[Kept]):
         for i in tensors:
             output = leaves[i]
             if not isinstance(output, Shared):
-                leaves[i] = hookable(output)
+                # The output of a dense layer on tokens is a view of a matrix product, which is nowhere else.
+                leaves[i] = hookable(output, is_sole=type(module) is nn.Linear)
             if is_shared and output is first:
                 assert samples is not None
                 leaves[i] = _widened(leaves[i], samples, origin, current)
