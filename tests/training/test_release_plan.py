@@ -92,7 +92,7 @@ def less_noise(draw):
 class Departing(PrivateOptimizer):
     """Hands out one plan and carries out another, and has no check that its settings stay as they are."""
 
-    def _check_unchanged(self, *, begins):
+    def _check_unchanged(self):
         pass
 
 

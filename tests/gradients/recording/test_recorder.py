@@ -8,6 +8,7 @@ from tests.support.uses import keep_all
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from spectral_dp.gradients import ModelGradients
 from spectral_dp.gradients.recording.recorder import Recorder
 
 
@@ -280,3 +281,29 @@ class TestTheModelStaysOrdinary:
         gc.collect()
         watch(model).remove()  # not before: the collector may come while torch goes through its hooks
         assert hooks() == before
+
+
+class SwitchesGradients(nn.Module):
+    """Leaves gradients switched off, or on."""
+
+    def __init__(self, leaves_on):
+        super().__init__()
+        self.leaves_on = leaves_on
+
+    def forward(self, x):
+        torch.set_grad_enabled(self.leaves_on)
+        return x
+
+
+@pytest.mark.parametrize("leaves_on", [True, False])
+@pytest.mark.parametrize("begins_on", [True, False])
+def test_a_part_that_switches_gradients_does_not_hide_the_end_of_a_pass(begins_on, leaves_on):
+    """Else what is called afterwards would be taken to belong to it, with other samples."""
+    net, switch = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), SwitchesGradients(leaves_on)
+    gradients = ModelGradients(nn.ModuleList([net, switch]))
+    with torch.set_grad_enabled(begins_on):
+        switch(torch.randn(5, 3))
+    torch.set_grad_enabled(True)
+    net(torch.randn(4, 6)).sum().backward()
+    assert gradients.take().size == 4
+    gradients.remove()

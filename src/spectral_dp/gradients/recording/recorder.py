@@ -41,6 +41,7 @@ from spectral_dp.gradients.recording.call import (
 )
 from spectral_dp.gradients.recording.hooks import Hooks
 from spectral_dp.gradients.recording.knowledge import Knowledge
+from spectral_dp.gradients.recording.members import Members
 from spectral_dp.gradients.recording.passes import Pass
 from spectral_dp.gradients.recording.random_state import RandomState
 from spectral_dp.gradients.recording.refusals import (
@@ -113,9 +114,9 @@ class Recorder(Generic[Kept]):
         self._held = {module: dict(parameters) for module, parameters in held.items()}
         members = tuple(members)
         self._knows_samples = bool(members)
-        self._members = weakref.WeakSet((*self._watched, *self._held, *members))
+        self._members = Members((*self._watched, *self._held, *members))
         self._pass: Pass | Trial | None = None
-        self._depth = 0
+        self._calls: list[nn.Module] = []  # those under way in the pass
         self._knowledge = Knowledge()
         self.expected_samples: Callable[[], int | None] = lambda: None
         self._originals: list[tuple[nn.Module, str, Tensor]] = []
@@ -193,7 +194,7 @@ class Recorder(Generic[Kept]):
             return
         if self._pass is None:
             self._begin(module, args)
-        self._depth += 1
+        self._calls.append(module)
         if module not in self._watched:
             return
         self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
@@ -221,8 +222,10 @@ class Recorder(Generic[Kept]):
         if isinstance(self._pass, Trial):
             is_trained = any(p.requires_grad for p in self._watched.get(module, ()))  # others may be within a vmap
             return self._noted(self._pass, module, args, output) if is_trained else None
-        if not torch.is_grad_enabled():
+        if not any(called is module for called in self._calls):  # it was called without gradients
             return None
+        while self._calls.pop() is not module:  # and what was interrupted within it
+            pass
         trained, side = self._restore(module), self._sides.pop(module, None)
         random_state = self._random_states.pop(module, None)
         try:
@@ -230,13 +233,14 @@ class Recorder(Generic[Kept]):
                 explain_empty_batch()
             if output is None or not trained or side is None:  # the forward pass failed, or there is nothing to record
                 return None
+            if not torch.is_grad_enabled():  # switched off meanwhile, as metrics do, and nothing comes back to it
+                return None
             if random_state is not None and random_state.is_current():  # it drew nothing
                 random_state = None
             call = Call(args, dict(kwargs), side.written_buffers(), random_state=random_state)
             return self._tap(module, call, output, side)
         finally:
-            self._depth -= 1
-            if self._depth <= 0:
+            if not self._calls:
                 self._end()
 
     # A pass, and what is tried out in it.
@@ -267,7 +271,7 @@ class Recorder(Generic[Kept]):
         """Ends the pass: parameters are their own again."""
         for module, name, original in reversed(self._originals):
             module._parameters[name] = original  # type: ignore[assignment]
-        self._originals, self._depth = [], 0
+        self._originals, self._calls = [], []
         if isinstance(self._pass, Pass):
             self._pass.end()
         self._pass = None
@@ -293,7 +297,7 @@ class Recorder(Generic[Kept]):
     def _try_out(self, current: Pass, knowledge: Knowledge) -> RuntimeError | None:
         """Runs a few samples of a pass to learn what is shared; the pass goes on afterwards."""
         assert current.samples is not None
-        depth, self._depth = self._depth, 0
+        calls, self._calls = self._calls, []
         originals, self._originals = self._originals, []
 
         def run(rows: slice) -> Trial:
@@ -331,7 +335,7 @@ class Recorder(Generic[Kept]):
             failure.__cause__ = error if current.samples > SAMPLES else None
             return failure
         finally:
-            self._pass, self._depth, self._originals = current, depth, originals
+            self._pass, self._calls, self._originals = current, calls, originals
         return None
 
     def _noted(self, trial: Trial, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, fingerprints, held, own_attributes
 from spectral_dp.gradients.recording.hooks import Hooks
+from spectral_dp.gradients.recording.members import Members
 
 
 class StateGuard:
@@ -36,7 +37,7 @@ class StateGuard:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._members = weakref.WeakSet(model.modules())
+        self._members = Members(model.modules())
         self._depth = self._pauses = 0
         self._before: Fingerprint | None = None
         self._allowed: set[str] = set()
