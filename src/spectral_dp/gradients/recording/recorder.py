@@ -28,6 +28,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spectral_dp.gradients.recording.anchor import Anchor, Detour, Widened, anchor_like, hookable
+from spectral_dp.gradients.recording.autocast_state import AutocastState
 from spectral_dp.gradients.recording.call import (
     Call,
     OutputGradients,
@@ -116,7 +117,8 @@ class Recorder(Generic[Kept]):
         self._knows_samples = bool(members)
         self._members = Members((*self._watched, *self._held, *members))
         self._pass: Pass | Trial | None = None
-        self._calls: list[nn.Module] = []  # those under way in the pass
+        self._calls: list[tuple[nn.Module, AutocastState]] = []  # those under way in the pass
+        self._was_tried = False  # in the pass
         self._knowledge = Knowledge()
         self.expected_samples: Callable[[], int | None] = lambda: None
         self._originals: list[tuple[nn.Module, str, Tensor]] = []
@@ -194,7 +196,7 @@ class Recorder(Generic[Kept]):
             return
         if self._pass is None:
             self._begin(module, args)
-        self._calls.append(module)
+        self._calls.append((module, AutocastState.now()))
         if module not in self._watched:
             return
         self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
@@ -222,10 +224,13 @@ class Recorder(Generic[Kept]):
         if isinstance(self._pass, Trial):
             is_trained = any(p.requires_grad for p in self._watched.get(module, ()))  # others may be within a vmap
             return self._noted(self._pass, module, args, output) if is_trained else None
-        if not any(called is module for called in self._calls):  # it was called without gradients
+        if not any(called is module for called, _ in self._calls):  # it was called without gradients
             return None
-        while self._calls.pop() is not module:  # and what was interrupted within it
-            pass
+        called, autocast = self._calls.pop()
+        while called is not module:  # what was interrupted within it
+            called, autocast = self._calls.pop()
+        if self._was_tried:
+            autocast.restore()
         trained, side = self._restore(module), self._sides.pop(module, None)
         random_state = self._random_states.pop(module, None)
         try:
@@ -271,7 +276,7 @@ class Recorder(Generic[Kept]):
         """Ends the pass: parameters are their own again."""
         for module, name, original in reversed(self._originals):
             module._parameters[name] = original  # type: ignore[assignment]
-        self._originals, self._calls = [], []
+        self._originals, self._calls, self._was_tried = [], [], False
         if isinstance(self._pass, Pass):
             self._pass.end()
         self._pass = None
@@ -335,7 +340,7 @@ class Recorder(Generic[Kept]):
             failure.__cause__ = error if current.samples > SAMPLES else None
             return failure
         finally:
-            self._pass, self._calls, self._originals = current, calls, originals
+            self._pass, self._calls, self._originals, self._was_tried = current, calls, originals, True
         return None
 
     def _noted(self, trial: Trial, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
