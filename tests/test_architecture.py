@@ -32,13 +32,14 @@ ROOMS = [
     "validators",
     "integrations",
     "audit",
-    "models",
     "data",
+    "features",
+    "models",
     "experiments",
     "cli",
     "__main__",
 ]
-LIBRARY = ROOMS[: ROOMS.index("models")]
+LIBRARY = ROOMS[: ROOMS.index("data")]
 
 
 def _modules(source):

@@ -14,6 +14,7 @@ from spectral_dp.cli.audit import audit_command
 from spectral_dp.cli.budget import budget_command
 from spectral_dp.cli.compare import compare_command
 from spectral_dp.cli.data import data_app
+from spectral_dp.cli.features import features_command
 from spectral_dp.cli.report import report_command
 from spectral_dp.cli.reproduce import reproduce_command
 from spectral_dp.cli.train import train_command
@@ -48,4 +49,5 @@ app.command("compare")(compare_command)
 app.command("report")(report_command)
 app.command("reproduce")(reproduce_command)
 app.command("audit")(audit_command)
+app.command("features")(features_command)
 app.add_typer(data_app, name="data")

@@ -1,0 +1,86 @@
+"""``spectral-dp features``: computes the features of a data set into the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spectral_dp.cli.options import plain_errors
+from spectral_dp.cli.progress import INTERRUPTED, progress_bar
+
+if TYPE_CHECKING:
+    from spectral_dp.features import ExtractionProgress
+
+
+def features_command(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data set; `spectral-dp data list` has them.")],
+    scattering: Annotated[
+        bool, typer.Option("--scattering", help="Wavelet scattering: two scales, eight angles, order two.")
+    ] = False,
+    mirrored: Annotated[
+        bool, typer.Option("--mirrored", help="Also those of the mirrored training images, for augmentation.")
+    ] = False,
+    image_size: Annotated[int | None, typer.Option(help="Resize images to this many pixels a side.")] = None,
+    data_path: Annotated[
+        Path | None, typer.Option(help="File or directory with the official files, instead of the cache.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each (default: the cores).")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Cache directory, instead of $SPECTRAL_DP_CACHE or the user's cache directory.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare all rows in the cache with their checksums, and repair them.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Computes features of a data set once, into the cache; what is there is kept, and what was stopped goes on.
+
+    \b
+    spectral-dp features cifar10 --scattering
+    spectral-dp features cifar10 --scattering --mirrored --jobs 2
+    """  # noqa: D301  (\b is for click: keep these lines as they are)
+    if not scattering:
+        raise typer.BadParameter("say which features to compute: --scattering")
+    with plain_errors():
+        from spectral_dp.data import load_dataset  # late: torch takes a second
+        from spectral_dp.features.datasets import Split, dataset_features, scattering_of
+        from spectral_dp.features.views import View
+
+        images = load_dataset(dataset, path=data_path, cache=cache)
+        images = images.resized(image_size) if image_size else images
+        variants: list[tuple[Split, View]] = [("train", "plain"), ("test", "plain")]
+        made = []
+        for split, view in variants + [("train", "mirrored")] * mirrored:
+            title, started = f"{dataset} {split} {view}", time.perf_counter()
+            try:
+                with progress_bar(title, "images", quiet=as_json) as update:
+
+                    def show(progress: ExtractionProgress) -> None:
+                        update(total=progress.total, completed=progress.finished, facts="")
+
+                    found = dataset_features(
+                        images,
+                        scattering_of(images),
+                        split,
+                        view=view,
+                        cache=cache,
+                        jobs=jobs or os.cpu_count() or 1,
+                        verify=verify,
+                        show=show,
+                    )
+            except KeyboardInterrupt:
+                typer.echo("stopped; the same command goes on", err=True)
+                raise typer.Exit(INTERRUPTED) from None
+            seconds = round(time.perf_counter() - started, 1)
+            made.append(
+                {"split": split, "view": view, "shape": found.shape, "seconds": seconds, "path": str(found.path)}
+            )
+            if not as_json:
+                typer.echo(f"{title}: {' x '.join(map(str, found.shape))}, {seconds} s, {found.path}")
+    if as_json:
+        typer.echo(json.dumps(made, indent=2))

@@ -1,0 +1,45 @@
+"""Features of frozen front ends: computed once, kept on the disk, read as they are needed.
+
+- ``extractor`` is the protocol of a front end: a name, settings, the shape of what comes out, and a module.
+- ``scattering`` is one, on the wavelets of ``kymatio_filters``.
+- ``extraction`` computes features, by several processes, into a ``cache``; ``views`` are augmented images.
+- ``prepared`` is what a head reads of cached maps, ``rows`` are parts and views of caches, ``dataset`` puts labels to
+  them, and ``datasets`` finds the features of the catalog's data sets in the user's cache directory.
+- ``normalization`` has the statistics of channels: public ones, or private ones that are released and charged.
+"""
+
+from spectral_dp.features.cache import FeatureCache
+from spectral_dp.features.dataset import FeatureDataset
+from spectral_dp.features.errors import FeatureError
+from spectral_dp.features.extraction import ExtractionProgress, extract_features
+from spectral_dp.features.extractor import Extractor
+from spectral_dp.features.normalization import (
+    ChannelNormalization,
+    ChannelStatistics,
+    private_channel_statistics,
+    public_channel_statistics,
+)
+from spectral_dp.features.prepared import Prepared
+from spectral_dp.features.rows import FeatureRows, ViewsOfRows
+from spectral_dp.features.scattering import Scattering, ScatteringTransform
+from spectral_dp.features.views import VIEWS, View
+
+__all__ = [
+    "VIEWS",
+    "ChannelNormalization",
+    "ChannelStatistics",
+    "ExtractionProgress",
+    "Extractor",
+    "FeatureCache",
+    "FeatureDataset",
+    "FeatureError",
+    "FeatureRows",
+    "Prepared",
+    "Scattering",
+    "ScatteringTransform",
+    "View",
+    "ViewsOfRows",
+    "extract_features",
+    "private_channel_statistics",
+    "public_channel_statistics",
+]

@@ -1,0 +1,58 @@
+"""Features of the data sets of the catalog, in the user's cache directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from spectral_dp.data import ImageDataset, cache_directory
+from spectral_dp.features.cache import FeatureCache
+from spectral_dp.features.extraction import ExtractionProgress, extract_features
+from spectral_dp.features.extractor import Extractor
+from spectral_dp.features.scattering import Scattering
+from spectral_dp.features.views import View
+
+Split = Literal["train", "test"]
+
+
+def features_directory(cache: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the directory of all cached features, there or not."""
+    return (cache_directory() if cache is None else Path(cache)) / "features"
+
+
+def dataset_features(
+    dataset: ImageDataset,
+    extractor: Extractor,
+    split: Split,
+    *,
+    view: View = "plain",
+    cache: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    verify: bool = False,
+    show: Callable[[ExtractionProgress], None] = lambda _: None,
+) -> FeatureCache:
+    """Returns the features of a data set, computed where they are not in the cache yet.
+
+    Args:
+        dataset: The data set as published, all of it. Take parts of the features, not features of parts.
+        extractor: What computes the features.
+        split: Which images.
+        view: Which view of them.
+        cache: Cache directory to use instead of the user's.
+        jobs: The number of processes that compute.
+        verify: Whether to compare rows that are there with their checksums, and to compute damaged ones again.
+        show: Called with how far the computation is.
+    """
+    images = dataset.train_images if split == "train" else dataset.test_images
+    size = "x".join(map(str, dataset.input_shape[1:]))
+    title = f"{dataset.name}-{size}-{split}"
+    return extract_features(
+        images, extractor, features_directory(cache), title=title, view=view, jobs=jobs, verify=verify, show=show
+    )
+
+
+def scattering_of(dataset: ImageDataset) -> Scattering:
+    """Returns the scattering of the paper for a data set, with its published mean and standard deviation."""
+    return Scattering(dataset.mean, dataset.std)

@@ -1,0 +1,43 @@
+"""What computes features: a fixed function of one image, described well enough that two caches can be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+from torch import nn
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Extractor(Protocol):
+    """A frozen front end: scattering, a pretrained network, a dictionary of patches.
+
+    Formal guarantee. Features cost no privacy budget, under these assumptions:
+
+    - The function is fixed: nothing in it was computed from the private records. Its settings are public.
+    - It treats records independently: the features of a record are a function of that record alone.
+
+    An extractor must be picklable, because the processes that compute features each build a module of their own.
+    """
+
+    @property
+    def name(self) -> str:
+        """A short name, which becomes part of the name of a directory."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything that decides the features, as plain values for JSON: equal settings mean equal features."""
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Returns the shape of the features of one record of this shape.
+
+        Raises:
+            FeatureError: If records of this shape have no such features. The message says which shapes do.
+        """
+
+    def module(self, input_shape: Shape) -> nn.Module:
+        """Returns the module that computes features, ``(B, *input_shape) -> (B, *output_shape)``, in evaluation mode.
+
+        Its input is what is extracted from: for images, bytes from 0 to 255.
+        """

@@ -1,0 +1,192 @@
+"""Normalisation of feature channels by a mean and a standard deviation: public ones, or private ones that are released.
+
+Medians or means of the training features are statistics of private records. Whoever normalises by them without noise,
+and without charging them, leaks. Here they are either computed from generated images, which costs nothing, or released
+once like a training step: clipped, summed, noised at the one place where noise is added, and charged to the ledger.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spectral_dp.accounting import Ledger
+from spectral_dp.features.errors import FeatureError
+from spectral_dp.features.extractor import Extractor, Shape
+from spectral_dp.mechanism.clipping import Clipped, clip_and_sum
+from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
+from spectral_dp.mechanism.perturbation import add_noise
+
+#: Bounds, in public units and for each root of a channel, of a record's mean and of its mean square. Fixed in advance.
+MEAN_BOUND, SQUARE_BOUND = 1.0, 2.0
+
+#: Bound of both together, each in units of its own bound.
+JOINT_BOUND = math.sqrt(2)
+
+_LEAST_STD = 0.05  # in public units: a channel that hardly varies is not blown up
+_ROWS_AT_ONCE = 512
+
+
+class ChannelStatistics(NamedTuple):
+    """Mean and standard deviation of every channel, each ``(C,)``."""
+
+    mean: Tensor
+    std: Tensor
+
+
+class ChannelNormalization(nn.Module):
+    """Subtracts a mean and divides by a standard deviation, by channel: ``(B, C, H, W) -> (B, C, H, W)``.
+
+    Both are buffers, so they are saved with the model. Until they are set, they are zero and one.
+
+    Args:
+        channels: Number of channels C.
+        spectrum: Whether the input is cosine coefficients ``(B, C, M)`` of maps of so many positions, of which only the
+            first has the mean. None for maps.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, channels: int, spectrum: int | None = None) -> None:
+        super().__init__()
+        self._spectrum = spectrum
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("std", torch.ones(channels))
+
+    def set(self, statistics: ChannelStatistics) -> None:
+        """Takes over statistics."""
+        if statistics.mean.shape != self.mean.shape or not bool((statistics.std > 0).all()):
+            raise FeatureError(
+                f"expected {len(self.mean)} means and positive deviations, got {tuple(statistics.mean.shape)}"
+            )
+        self.mean.copy_(statistics.mean)
+        self.std.copy_(statistics.std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the normalised features."""
+        channels = (-1, *[1] * (x.ndim - 2))
+        if self._spectrum is None:
+            return (x - self.mean.view(channels)) / self.std.view(channels)
+        # The cosine transform is orthonormal: a constant 1 has the coefficient sqrt(H W) at frequency zero.
+        centred = torch.cat([x[..., :1] - math.sqrt(self._spectrum) * self.mean.view(channels), x[..., 1:]], dim=-1)
+        return centred / self.std.view(channels)
+
+
+def public_channel_statistics(
+    extractor: Extractor, input_shape: Shape, *, images: int = 256, seed: int = 0
+) -> ChannelStatistics:
+    """Returns the statistics of features of generated images, whose amplitudes fall as one over the frequency.
+
+    Formal guarantee. No private record is read, so nothing is released and nothing is to be charged.
+
+    Args:
+        extractor: What computes the features ``(C, H, W)``.
+        input_shape: Shape ``(C, H, W)`` of an image.
+        images: How many images to generate.
+        seed: Seed of the generator.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pixels = _one_over_f(images, input_shape, generator)
+    module = extractor.module(input_shape)
+    with torch.no_grad():
+        features = torch.cat([module(part) for part in pixels.split(16)]).double()
+    std, mean = torch.std_mean(features, dim=(0, 2, 3))
+    return ChannelStatistics(mean.float(), std.clamp(min=1e-3 * float(std.max())).float())
+
+
+def private_channel_statistics(
+    rows: Any,
+    public: ChannelStatistics,
+    *,
+    noise_multiplier: float,
+    records: int,
+    ledger: Ledger,
+    noise: NoiseSource | None = None,
+) -> ChannelStatistics:
+    """Releases the mean and the standard deviation of every channel of private features, as one Gaussian mechanism.
+
+    Formal guarantee:
+
+    * What is bounded: in public units (less the public mean, over the public deviation) a record contributes its mean
+      of every channel, over ``MEAN_BOUND √C``, and its mean square of every channel, over ``SQUARE_BOUND √C``. Both
+      together are one vector, which is clipped to ``JOINT_BOUND``. That is what the sum declares as its sensitivity,
+      and what the noise is scaled by.
+    * For which neighbours: those of the ledger's relation.
+    * What is charged: one step with this noise multiplier and sample rate 1, entered in the ledger before the release.
+    * Under which assumptions: ``public`` depends on no private record, and ``records`` is public, as it is in training.
+
+    Args:
+        rows: The features ``(N, C, H, W)``, read in parts: a cache, or rows of one.
+        public: Statistics that depend on no private record.
+        noise_multiplier: ``σ`` of the release.
+        records: The public number of records to divide by.
+        ledger: The ledger that the release is charged to.
+        noise: The source of the noise. By default a new :class:`~spectral_dp.mechanism.noise.SecureNoise`.
+    """
+    if len(rows.shape) != 4 or rows.shape[1] != len(public.mean):
+        raise FeatureError(f"expected maps (N, {len(public.mean)}, H, W), got {tuple(rows.shape)}")
+    if records < 1 or not noise_multiplier > 0:
+        raise FeatureError(
+            f"private statistics need a positive noise_multiplier and number of records, got {noise_multiplier}, "
+            f"{records}"
+        )
+    parts = (moments(rows[start : start + _ROWS_AT_ONCE], public) for start in range(0, len(rows), _ROWS_AT_ONCE))
+    empty = torch.zeros(0, 2 * len(public.mean), dtype=torch.float64)
+    total = release_moments(
+        itertools.chain([empty], parts), noise_multiplier=noise_multiplier, ledger=ledger, noise=noise
+    )
+    root = math.sqrt(len(public.mean))
+    mean, square = (total / records).view(2, -1) * torch.tensor([[MEAN_BOUND * root], [SQUARE_BOUND * root]]).double()
+    deviation = (square - mean.square()).clamp(min=_LEAST_STD**2).sqrt()
+    released_mean = public.mean.double() + public.std.double() * mean
+    return ChannelStatistics(released_mean.float(), (public.std.double() * deviation).float())
+
+
+def moments(rows: Tensor, public: ChannelStatistics) -> Tensor:
+    """Returns what each record contributes, in units of the bounds: ``(n, C, H, W) -> (n, 2 C)`` in float64."""
+    root = math.sqrt(len(public.mean))
+    x = ((rows.double() - public.mean.view(-1, 1, 1)) / public.std.view(-1, 1, 1)).flatten(2)
+    return torch.cat([x.mean(2) / (MEAN_BOUND * root), x.square().mean(2) / (SQUARE_BOUND * root)], dim=1)
+
+
+def release_moments(
+    parts: Iterable[Tensor], *, noise_multiplier: float, ledger: Ledger, noise: NoiseSource | None = None
+) -> Tensor:
+    """Releases the sum of the records' :func:`moments`: clips each record, charges the ledger, adds noise once.
+
+    Args:
+        parts: The moments of some records each, ``(n, 2 C)``. There is at least one part, and it may be empty.
+        noise_multiplier: ``σ`` of the release.
+        ledger: The ledger that the release is charged to.
+        noise: The source of the noise. By default a new :class:`~spectral_dp.mechanism.noise.SecureNoise`.
+
+    Returns:
+        The noisy sum, ``(2 C,)``.
+    """
+    clipped = [clip_and_sum(part, JOINT_BOUND) for part in parts]
+    total = torch.stack([part.value for part in clipped]).sum(0)
+    ledger.record(noise_multiplier, 1.0)  # before the release
+    return add_noise(
+        Clipped(total, JOINT_BOUND, sum(part.nonfinite for part in clipped)),
+        noise_multiplier,
+        noise or SecureNoise(),
+        ledger.relation,
+    )
+
+
+def _one_over_f(images: int, shape: Shape, generator: torch.Generator) -> Tensor:
+    """Returns generated images as bytes ``(N, C, H, W)``, with amplitudes that fall as one over the frequency."""
+    channels, height, width = shape
+    across, down = torch.fft.rfftfreq(width), torch.fft.fftfreq(height)
+    amplitude = 1 / torch.hypot(down[:, None], across[None]).clamp(min=1 / max(height, width))
+    common = torch.randn(images, 1, height, width, generator=generator)  # colours of natural images go together
+    white = common + 0.3 * torch.randn(images, channels, height, width, generator=generator)
+    pink = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=(height, width))
+    pink = pink / pink.std()
+    return (127.5 + 63 * pink).clamp(0, 255).to(torch.uint8)

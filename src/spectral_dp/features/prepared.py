@@ -1,0 +1,108 @@
+"""What a head reads of cached maps: normalised for each record, averaged over views, and only the cosines it keeps.
+
+All of it is a fixed function of one record, so it is done once and cached like the maps themselves. A linear head that
+trains on kept cosine coefficients only is exactly the filtered layer of ``SpectralConfig(input_layouts=...)``: weights
+of dropped coefficients that begin at zero stay there. But a step costs only the fraction that is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spectral_dp.features.errors import FeatureError
+from spectral_dp.features.extractor import Shape
+from spectral_dp.mechanism.filters import LowPassFilter
+from spectral_dp.mechanism.projection import Projection
+from spectral_dp.mechanism.transforms import get_transform
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An :class:`~spectral_dp.features.Extractor` from cached maps ``(C, H, W)``, or views of them ``(V, C, H, W)``.
+
+    Views are averaged. A linear head on features averaged over the mirror image has the same answer for both, which
+    leaves half of the directions to learn.
+
+    Attributes:
+        groups: Number of groups of channels that are normalised for each record by itself; 0 for none.
+        ratio: Fraction of the cosine coefficients of each map to drop, the highest first; 0 keeps the maps as they are.
+
+    >>> Prepared(groups=27, ratio=0.75).output_shape((243, 8, 8))
+    (243, 16)
+    """
+
+    groups: int = 0
+    ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.groups < 0 or not 0 <= self.ratio < 1:
+            raise FeatureError(
+                f"groups must be at least 0, and ratio in [0, 1): the fraction to drop, got {self.groups}, {self.ratio}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The name of this stage."""
+        return "prepared"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """All settings, and the version of the computation."""
+        return {**asdict(self), "version": _VERSION}
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Returns ``(C, H, W)``, or ``(C, M)`` if M coefficients of each map are kept."""
+        if len(input_shape) not in (3, 4):
+            raise FeatureError(f"expected maps (C, H, W) or views of them (V, C, H, W), got shape {input_shape}")
+        *_, channels, height, width = input_shape
+        if self.groups and channels % self.groups:
+            divisors = [n for n in range(1, channels + 1) if channels % n == 0]
+            raise FeatureError(
+                f"{channels} channels are no multiple of {self.groups} groups: choose one of "
+                f"{', '.join(map(str, divisors))}"
+            )
+        return (channels, self.kept(height, width)) if self.ratio else (channels, height, width)
+
+    def kept(self, height: int, width: int) -> int:
+        """Returns the number of cosine coefficients that are kept of a map of this size."""
+        return _projection(self.ratio, (height, width)).counted_size
+
+    def module(self, input_shape: Shape) -> nn.Module:
+        """Returns the module for maps of this shape."""
+        self.output_shape(input_shape)
+        return Preparation(self, (input_shape[-2], input_shape[-1])).eval()
+
+
+class Preparation(nn.Module):
+    """Averages over views, normalises groups of channels, and keeps the lowest cosines: ``(B, [V,] C, H, W) -> ...``.
+
+    It has no parameters, and nothing of it is in its ``state_dict``.
+    """
+
+    def __init__(self, prepared: Prepared, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.prepared = prepared
+        matrix = _projection(prepared.ratio, size).matrix(torch.empty(0)) if prepared.ratio else None
+        self.register_buffer("cosines", matrix, persistent=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Returns what the head reads, in float32."""
+        x = maps.float()
+        if x.ndim == 5:
+            x = x.mean(1)
+        if self.prepared.groups:
+            x = F.group_norm(x, self.prepared.groups)
+        return x if self.cosines is None else x.flatten(2) @ self.cosines.T  # type: ignore[operator]
+
+
+def _projection(ratio: float, size: tuple[int, int]) -> Projection:
+    cosine = get_transform("dct")
+    return Projection(cosine, LowPassFilter(ratio).gains(cosine, size))

@@ -1,0 +1,66 @@
+"""Rows of cached features: a part of them by index, or several views of the same records side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectral_dp.features.cache import FeatureCache
+from spectral_dp.features.errors import FeatureError
+from spectral_dp.features.extractor import Shape
+
+
+class FeatureRows:
+    """Some rows of a tensor that is mapped from the disk, in a given order; nothing is copied until rows are asked for.
+
+    Args:
+        tensor: All rows, ``(N, ...)``.
+        index: Which of them, ``(n,)``. None means all, in their order.
+    """
+
+    def __init__(self, tensor: Tensor, index: Tensor | None = None) -> None:
+        self.tensor, self.index = tensor, index
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape that the rows would have as one tensor."""
+        return torch.Size((len(self), *self.tensor.shape[1:]))
+
+    def __len__(self) -> int:
+        return len(self.tensor) if self.index is None else len(self.index)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        return self.tensor[rows if self.index is None else self.index[rows]]
+
+    def take(self, index: Tensor) -> FeatureRows:
+        """Returns a part of these rows."""
+        return FeatureRows(self.tensor, index if self.index is None else self.index[index])
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """Yields the rows in their order, so many at a time."""
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+
+class ViewsOfRows:
+    """Several caches with views of the same records, read as one source of rows ``(N, V, ...)``."""
+
+    def __init__(self, *caches: FeatureCache) -> None:
+        if not caches or len({cache.shape for cache in caches}) > 1:
+            raise FeatureError(f"views of the same records have the same shape, got {[c.shape for c in caches]}")
+        self._caches = caches
+        rows, *features = caches[0].shape
+        self.shape: Shape = (rows, len(caches), *features)
+
+    @property
+    def identity(self) -> str:
+        """A checksum of the contents of all views, in their order."""
+        return " ".join(cache.identity for cache in self._caches)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        return torch.stack([cache[rows] for cache in self._caches], dim=1)

@@ -1,0 +1,48 @@
+"""``spectral-dp features``: into the cache once, and plain errors."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from spectral_dp.cli import app
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["features", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path))
+
+
+def test_computes_once_and_keeps(tmp_path):
+    pytest.importorskip("kymatio")
+    result = run("digits", "--scattering", "--mirrored", "--jobs", 1, "--json")
+    assert result.exit_code == 0, result.stderr
+    made = json.loads(result.stdout)
+    assert [(m["split"], m["view"], m["shape"]) for m in made] == [
+        ("train", "plain", [1437, 81, 2, 2]),
+        ("test", "plain", [360, 81, 2, 2]),
+        ("train", "mirrored", [1437, 81, 2, 2]),
+    ]
+    again = run("digits", "--scattering", "--jobs", 1, "--verify")
+    assert again.exit_code == 0
+    assert "digits test plain: 360 x 81 x 2 x 2" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digits"], "say which features"),
+        (["digits", "--scattering", "--image-size", 10], "multiples of 4, got 10 x 10"),
+        (["nothing", "--scattering"], "nothing"),
+        (["mnist", "--scattering"], "spectral-dp data get mnist"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,57 @@
+"""Front ends for tests that need no wavelets: quick, and at the top of a module, so that processes can build them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+class _Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, rows):
+        return torch.cat([rows.float(), self.factor * rows.float()], dim=1)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Every image, and beside it the same image times a factor: ``(C, H, W) -> (2 C, H, W)``."""
+
+    factor: float = 2.0
+    name: str = "scaled"
+
+    @property
+    def settings(self):
+        return {"factor": self.factor}
+
+    def output_shape(self, input_shape):
+        return 2 * input_shape[0], *input_shape[1:]
+
+    def module(self, input_shape):
+        return _Scaled(self.factor)
+
+
+@dataclass(frozen=True)
+class Lying(Scaled):
+    """Says another shape than it makes."""
+
+    def output_shape(self, input_shape):
+        return 3 * input_shape[0], *input_shape[1:]
+
+
+@dataclass(frozen=True)
+class Pausing(Scaled):
+    """Takes a while for each batch, so that a test can kill it in the middle."""
+
+    def module(self, input_shape):
+        return nn.Sequential(_Pause(), _Scaled(self.factor))
+
+
+class _Pause(nn.Module):
+    def forward(self, rows):
+        import time
+
+        time.sleep(0.02)
+        return rows
