@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, random_split
 
+from spectral_dp.training.records import copied
 from spectral_dp.training.sampling import CountingLoader, PoissonLoader
 
 REPEATING = {
@@ -38,3 +39,17 @@ def test_records_that_are_there_several_times_are_refused(choose):
 )
 def test_records_that_are_there_once_are_not(choose):
     PoissonLoader(choose(TensorDataset(torch.arange(40.0))), batch_size=2)
+
+
+def test_copies_of_records_leave_the_rest_of_the_data_set_behind():
+    """Catches copying all of a data set for each of its records: a row is a view of everything."""
+    rows = torch.arange(1000.0).view(100, 10)
+    record = {"x": rows[7], "y": [rows[8], 3]}
+    copy = copied(record)
+    assert torch.equal(copy["x"], rows[7])
+    assert copy["y"][1] == 3
+    assert copy["x"].untyped_storage().nbytes() == 40
+    copy["x"].zero_()
+    copy["y"].append(4)
+    assert rows[7].sum() == 745
+    assert len(record["y"]) == 2

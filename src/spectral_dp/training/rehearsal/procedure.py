@@ -31,7 +31,6 @@ rehearsal is not a proof: a coupling that needs larger batches, special records 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -44,6 +43,7 @@ from spectral_dp.errors import SpectralDPError
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, held
 from spectral_dp.training.optimizer import PrivateOptimizer
+from spectral_dp.training.records import copied
 from spectral_dp.training.rehearsal.aside import (
     generator_states,
     generators_kept,
@@ -206,7 +206,7 @@ class Rehearsal:
                 chosen = [m for m in model.modules() if request.quiet == "all" or is_dropout(m)]
                 self._open.enter_context(in_evaluation_mode(chosen))
             seed_everything(request.seed)
-            batch = self._collate([copy.deepcopy(record) for record in request.records])  # which may change them
+            batch = self._collate([copied(record) for record in request.records])  # which may change them
             self._content, collated = content(batch), generator_states()
             seed_everything(request.seed)  # the loop draws the same, however much the collation drew
             self._begun = generator_states(), collated

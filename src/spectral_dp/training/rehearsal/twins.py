@@ -10,7 +10,6 @@ of its own length with the content of another record.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from spectral_dp.training.records import copied
 from spectral_dp.training.rehearsal.aside import generator_states, generators_kept, seed_everything
 
 _SEEDS = (1, 2, 3)  # a crop of random length draws more or less, depending on the seed
@@ -40,7 +40,7 @@ def find_twins(records: Sequence[Any], collate_fn: Callable[[list[Any]], Any], n
 
     def collated(record: Any, seed: int) -> list[Any]:
         seed_everything(seed)
-        return content(collate_fn([copy.deepcopy(record), copy.deepcopy(record)]))
+        return content(collate_fn([copied(record), copied(record)]))
 
     def are_equal(one: Any, other: Any) -> bool:
         """Returns whether two records are equal, so that exchanging them would show nothing."""
