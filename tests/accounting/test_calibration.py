@@ -18,6 +18,7 @@ from scipy.stats import norm
 from tests.support.accounting import hockey_stick, mixture
 
 from spectral_dp.accounting import (
+    Ledger,
     Phase,
     calibrate_noise,
     calibrate_steps,
@@ -345,3 +346,27 @@ def test_delta_not_below_one_over_n_warns():
     warn_if_delta_too_large(1e-5, 60_000)  # warnings are errors here: silence is the assertion
     with pytest.raises(ValueError, match="samples"):
         warn_if_delta_too_large(1e-5, 0)
+
+
+class TestBesideOtherReleases:
+    def test_all_together_are_within_the_target(self):
+        beside = [Phase(8.0, 1.0, 1), Phase(3.0, 0.05, 20)]
+        sigma = calibrate_noise(2.0, 1e-5, 0.02, 300, beside=beside)
+        ledger = Ledger()
+        for phase in (*beside, Phase(sigma, 0.02, 300)):
+            ledger.record(*phase)
+        assert 1.98 < ledger.epsilon(1e-5) <= 2.0
+
+    def test_leaves_less_for_the_steps(self):
+        """Negative control: noise that was calibrated for the steps alone exceeds the target with the others."""
+        beside = [Phase(8.0, 1.0, 1)]
+        alone, together = (calibrate_noise(1.0, 1e-5, 0.02, 300, beside=b) for b in ((), beside))
+        assert together > alone
+        ledger = Ledger()
+        for phase in (*beside, Phase(alone, 0.02, 300)):
+            ledger.record(*phase)
+        assert ledger.epsilon(1e-5) > 1.0
+
+    def test_others_that_spend_it_all_are_refused(self):
+        with pytest.raises(ValueError, match="more noise in the other releases"):
+            calibrate_noise(1.0, 1e-5, 0.02, 300, beside=[Phase(1.0, 1.0, 1)])

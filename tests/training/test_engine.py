@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from spectral_dp import BudgetExhausted, CheckpointError, PrivacyEngine, Relation, SpectralConfig, convert_linear
-from spectral_dp.accounting import epsilon
+from spectral_dp.accounting import Phase, epsilon
 from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning
 from spectral_dp.mechanism.filters import AdaptiveFilter
@@ -50,6 +50,26 @@ class TestDropIn:
             max_grad_norm=1.0,
         )
         train(model, optimizer, loader, epochs=3)
+        assert 3.99 < engine.get_epsilon(1e-3) <= 4.0
+
+    @pytest.mark.parametrize("stop", [False, True])
+    def test_with_epsilon_leaves_room_for_other_releases(self, stop):
+        """Statistics of the records beside training are within the same budget, and all planned steps are made."""
+        model, engine, other = cnn(), PrivacyEngine(), Phase(5.0, 1.0, 1)
+        model, optimizer, loader = engine.make_private_with_epsilon(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(task(), batch_size=BATCH),
+            target_epsilon=4.0,
+            target_delta=1e-3,
+            epochs=3,
+            max_grad_norm=1.0,
+            other_releases=[other],
+            stop_at_budget=stop,
+        )
+        engine.accountant.ledger.record(*other)
+        train(model, optimizer, loader, epochs=3)
+        assert engine.accountant.ledger.steps == 1 + 3 * len(loader)
         assert 3.99 < engine.get_epsilon(1e-3) <= 4.0
 
     def test_a_private_loader_can_be_made_private_for_another_run(self):

@@ -41,9 +41,17 @@ more than 10^8 steps                                 ``ValueError``
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from spectral_dp.accounting.privacy_loss import MAX_STEPS, NOISE_RANGE, Accountant, checked, checked_phase, spending
+from spectral_dp.accounting.privacy_loss import (
+    MAX_STEPS,
+    NOISE_RANGE,
+    Accountant,
+    Phase,
+    checked,
+    checked_phase,
+    spending,
+)
 from spectral_dp.relations import Relation
 
 RESOLUTION = 5e-4  # relative distance, at most, of a calibrated multiplier from the smallest private one
@@ -109,6 +117,7 @@ def calibrate_noise(
     *,
     accountant: Accountant = "pld",
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    beside: Sequence[Phase] = (),
 ) -> float:
     """Returns the smallest noise multiplier for which :func:`epsilon` is within the target.
 
@@ -122,17 +131,20 @@ def calibrate_noise(
         steps: See :func:`epsilon`.
         accountant: See :func:`epsilon`.
         relation: See :func:`epsilon`.
+        beside: Other releases of the same records, which spend a part of the target.
 
     Raises:
         ValueError: If the target cannot be reached. The message says which epsilon can be reached.
     """
     checked_phase(1.0, sample_rate, steps)
+    others = [checked_phase(*phase) for phase in beside]
     checked("target_epsilon", target_epsilon)
     least, most = NOISE_RANGE
 
     def spent(k: int) -> float:
         sigma = most * math.exp(-k * RESOLUTION)
-        return epsilon(sigma, sample_rate, steps, target_delta, accountant=accountant, relation=relation)
+        phases = [*others, checked_phase(sigma, sample_rate, steps)]
+        return spending(phases, accountant, relation).epsilon(checked("delta", target_delta))
 
     guess = math.log1p(_central_limit(target_epsilon, target_delta) / (sample_rate**2 * steps)) ** -0.5
     last = int(math.log(most / least) / RESOLUTION)
@@ -141,7 +153,8 @@ def calibrate_noise(
         raise ValueError(
             f"epsilon {target_epsilon:g} is out of reach at delta {target_delta:g}: even noise multiplier {most:g} "
             f"spends {floor:.3g} in {steps} steps at sample rate {sample_rate:g}. "
-            "Take fewer steps, or a larger delta or epsilon."
+            "Take fewer steps, or a larger delta or epsilon"
+            f"{', or more noise in the other releases' if others else ''}."
         )
     return most * math.exp(-k * RESOLUTION)
 

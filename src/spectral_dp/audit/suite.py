@@ -213,13 +213,14 @@ class _Suite:
 def _accounting(target: Target) -> Iterator[Verdict]:
     """Compares a stated epsilon with what the other settings spend."""
     claim = target.claim
+    others = f" and {len(claim.beside)} releases beside them" if claim.beside else ""
     if claim.stated_epsilon is not None:
         yield Verdict(
             "accounting",
-            f"{claim.steps} steps at sample rate {claim.sample_rate:.4g}",
+            f"{claim.steps} steps at sample rate {claim.sample_rate:.4g}" + others,
             "epsilon stated",
             claim.stated_epsilon,
-            claim.epsilon,
+            claim.total_epsilon if claim.beside else claim.epsilon,
             "at most",
             slack=ACCOUNTING_SLACK * claim.stated_epsilon,
             note=f"noise multiplier {claim.noise_multiplier:.4g}",
@@ -233,4 +234,4 @@ def _left_out(names: Sequence[str], reason: str) -> list[Verdict]:
 def _claim(target: Target) -> dict[str, Any]:
     """Returns the claim as plain values, with the epsilon that follows from it."""
     claim = asdict(target.claim) | {"epsilon": target.claim.epsilon, "relation": str(target.claim.relation)}
-    return {name: value for name, value in claim.items() if name != "stated_epsilon" or value is not None}
+    return {name: value for name, value in claim.items() if name not in ("stated_epsilon", "beside") or value}

@@ -76,6 +76,7 @@ class BudgetOptions(PrivateOptions, total=False):
     target_delta: Required[float]
     epochs: Required[float]
     stop_at_budget: bool
+    other_releases: Sequence[Phase]
 
 
 class PrivacyEngine:
@@ -287,6 +288,7 @@ class PrivacyEngine:
         wrap_model: bool = True,
         rand_on_empty: bool = False,
         stop_at_budget: bool = False,
+        other_releases: Sequence[Phase] = (),
     ) -> PrivateParts | GhostParts:
         """Does the same as :meth:`make_private`, with the least noise that keeps ``epochs`` epochs within the budget.
 
@@ -316,6 +318,9 @@ class PrivacyEngine:
             stop_at_budget: Whether to end the iteration of the data loader when the budget is spent, and to refuse
                 steps beyond it. If false, the first step beyond the budget gives a warning. The budget belongs to the
                 engine: it also holds for runs that later calls of :meth:`make_private` set up.
+            other_releases: Releases of the same records beside training, such as private statistics of them, which are
+                to be within the same budget. The noise leaves room for them. Whoever makes them enters them in
+                ``engine.accountant.ledger`` after this call, before the release.
 
         Returns:
             The same as :meth:`make_private`.
@@ -338,7 +343,13 @@ class PrivacyEngine:
         )
         rate, steps = loader.sample_rate, math.ceil(round(epochs * len(loader), 6))  # 0.7 of ten are seven
         sigma = accounting.calibrate_noise(
-            target_epsilon, target_delta, rate, steps, accountant=self.accountant.name, relation=self._relation
+            target_epsilon,
+            target_delta,
+            rate,
+            steps,
+            accountant=self.accountant.name,
+            relation=self._relation,
+            beside=other_releases,
         )
         make: Callable[..., PrivateParts | GhostParts] = self.make_private
         result = make(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from spectral_dp import accounting
+from spectral_dp.accounting import Ledger, Phase
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.relations import Relation
 
@@ -59,6 +60,7 @@ class Claim:
         delta: The ``δ`` at which epsilon is stated.
         relation: Which data sets are neighbours.
         stated_epsilon: What a privacy statement says is spent, where there is one.
+        beside: Other releases of the same records that the statement covers, too.
     """
 
     noise_multiplier: float
@@ -69,6 +71,7 @@ class Claim:
     delta: float = 1e-5
     relation: Relation = Relation.ADD_OR_REMOVE_ONE
     stated_epsilon: float | None = None
+    beside: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "relation", Relation(self.relation))
@@ -82,6 +85,14 @@ class Claim:
         return accounting.epsilon(
             self.noise_multiplier, self.sample_rate, self.steps, self.delta, relation=self.relation
         )
+
+    @cached_property
+    def total_epsilon(self) -> float:
+        """What all steps and the releases beside them spend together, if the rest is true."""
+        ledger = Ledger(self.relation)
+        for phase in (*self.beside, Phase(self.noise_multiplier, self.sample_rate, self.steps)):
+            ledger.record(*phase)
+        return ledger.epsilon(self.delta)
 
     @property
     def step_epsilon(self) -> float:
