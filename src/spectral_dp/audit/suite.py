@@ -234,4 +234,4 @@ def _left_out(names: Sequence[str], reason: str) -> list[Verdict]:
 def _claim(target: Target) -> dict[str, Any]:
     """Returns the claim as plain values, with the epsilon that follows from it."""
     claim = asdict(target.claim) | {"epsilon": target.claim.epsilon, "relation": str(target.claim.relation)}
-    return {name: value for name, value in claim.items() if name not in ("stated_epsilon", "beside") or value}
+    return {name: value for name, value in claim.items() if value not in (None, ())}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Group
 from rich.table import Table
 
 from spectral_dp.cli.options import JsonOption, QuietOption, print_result, with_settings
@@ -81,14 +82,17 @@ def audit_command(
     sizes = {"input_shape": input_shape and _shape(input_shape), "classes": classes, "samples": samples}
     audited = _target(run, given, target, sizes, {"dimension": dimension, "returns": returns})
     report = _report(audited, full, confidence, audit_seed, quiet or as_json)
+    beside = _statistics(run, given, target)
+    other = beside and _report(beside, full, confidence, audit_seed, quiet or as_json)
+    found = report.to_json() | ({"normalisation": other.to_json()} if other else {})
     if out is not None:
-        write_json(out, report.to_json())
+        write_json(out, found)
     if plot is not None and report.scores:  # none where no canary could be seen
         from spectral_dp.experiments.audit_figure import draw_audit
 
         draw_audit(report, plot)
-    print_result(report.to_json(), _table(report), as_json)
-    if not report.ok:
+    print_result(found, Group(_table(report), *([_table(other)] if other else [])), as_json)
+    if not report.ok or (other and not other.ok):
         raise typer.Exit(VIOLATION)
 
 
@@ -117,6 +121,17 @@ def _target(
 
     claim = claim_from_settings(settings, sizes["samples"])
     return FunctionTarget(load_function(target), claim, name=target, **function)
+
+
+def _statistics(run: Path | None, given: dict[str, Any], target: str) -> Target | None:
+    """Returns the release of private statistics that comes before the training steps, if there is one."""
+    from spectral_dp.experiments.audit_target import statistics_target
+    from spectral_dp.experiments.run_directory import RunDirectory
+
+    if target != "spectral":
+        return None
+    settings = Settings.from_dict(given, source="the settings").resolved() if run is None else None
+    return statistics_target(settings or RunDirectory(run or "").settings())
 
 
 def _report(target: Target, full: bool, confidence: float, seed: int | None, quiet: bool) -> Report:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.settings import Settings, kind_of, read_file
@@ -54,7 +53,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def print_result(value: Any, table: Table, as_json: bool) -> None:
+def print_result(value: Any, table: RenderableType, as_json: bool) -> None:
     """Prints what a command found: for people, or for programs."""
     if as_json:
         typer.echo(json.dumps(value, indent=2, allow_nan=False))

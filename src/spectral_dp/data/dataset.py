@@ -69,9 +69,10 @@ class ImageDataset:
         Raises:
             DataError: More samples asked for than there are, or fewer than one.
         """
-        kept_train = _kept(self.name, "training", len(self.train_labels), train)
-        kept_test = _kept(self.name, "test", len(self.test_labels), test)
-        return self._with(kept_train, self.test_images[kept_test], self.test_labels[kept_test])
+        kept_train = subset_order(self.name, "training", len(self.train_labels), train)
+        kept_test = subset_order(self.name, "test", len(self.test_labels), test)
+        test_images, test_labels = _part(self.test_images, kept_test), _part(self.test_labels, kept_test)
+        return self._with(kept_train, test_images, test_labels)
 
     def with_validation(self, size: int) -> ImageDataset:
         """Puts a fixed random part of the training samples in the place of the test set, for choosing settings.
@@ -79,16 +80,12 @@ class ImageDataset:
         Raises:
             DataError: Nothing would be left to train on, or to validate with.
         """
-        samples = len(self.train_labels)
-        if not 1 <= size < samples:
-            raise DataError(f"{self.name} has {samples} training samples: take 1 to {samples - 1} of them, got {size}")
-        order = _public_order(samples)
-        held, kept = order[:size], order[size:]
+        held, kept = validation_order(self.name, len(self.train_labels), size)
         return self._with(kept, self.train_images[held], self.train_labels[held])
 
-    def _with(self, kept: Tensor | slice, test_images: Tensor, test_labels: Tensor) -> ImageDataset:
+    def _with(self, kept: Tensor | None, test_images: Tensor, test_labels: Tensor) -> ImageDataset:
         """Returns a data set with a part of the training samples and with these test samples."""
-        train_images, train_labels = self.train_images[kept], self.train_labels[kept]
+        train_images, train_labels = _part(self.train_images, kept), _part(self.train_labels, kept)
         return replace(
             self, train_images=train_images, train_labels=train_labels, test_images=test_images, test_labels=test_labels
         )
@@ -105,12 +102,33 @@ class ImageDataset:
         return replace(self, train_images=_resize(self.train_images, size), test_images=_resize(self.test_images, size))
 
 
-def _kept(name: str, split: str, samples: int, wanted: int | None) -> Tensor | slice:
+def subset_order(name: str, split: str, samples: int, wanted: int | None) -> Tensor | None:
+    """Returns the indices of the samples that a subset keeps; None for all, in their order.
+
+    Raises:
+        DataError: More samples asked for than there are, or fewer than one.
+    """
     if wanted is None:
-        return slice(None)
+        return None
     if not 1 <= wanted <= samples:
         raise DataError(f"{name} has {samples} {split} samples: ask for 1 to {samples} of them, got {wanted}")
     return _public_order(samples)[:wanted]
+
+
+def validation_order(name: str, samples: int, size: int) -> tuple[Tensor, Tensor]:
+    """Returns the indices of the training samples that are held out for validation, and of those that are kept.
+
+    Raises:
+        DataError: Nothing would be left to train on, or to validate with.
+    """
+    if not 1 <= size < samples:
+        raise DataError(f"{name} has {samples} training samples: take 1 to {samples - 1} of them, got {size}")
+    order = _public_order(samples)
+    return order[:size], order[size:]
+
+
+def _part(values: Tensor, kept: Tensor | None) -> Tensor:
+    return values if kept is None else values[kept]
 
 
 def _public_order(samples: int) -> Tensor:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from spectral_dp import accounting
+from spectral_dp.accounting import Ledger
+from spectral_dp.audit.targets.function import FunctionTarget
 from spectral_dp.audit.targets.model import ModelTarget
 from spectral_dp.audit.targets.opacus import OpacusTarget
 from spectral_dp.audit.targets.spectral import SpectralTarget
-from spectral_dp.audit.targets.target import Claim
+from spectral_dp.audit.targets.target import Claim, Target
 from spectral_dp.data import catalog
+from spectral_dp.experiments.feature_data import feature_shape, image_shape, statistics_phases
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
+from spectral_dp.features.normalization import JOINT_BOUND, release_moments
+from spectral_dp.mechanism.noise import SeededNoise
 
 
 def target_from_settings(
@@ -40,19 +51,16 @@ def target_from_settings(
     if not settings.is_private:
         raise SettingsError(f"method {settings.method} claims no privacy, so there is nothing to audit")
     info = catalog.find(settings.dataset)
-    if input_shape is None:
-        channels, height, width = info.shape
-        side = settings.image_size
-        input_shape = (channels, side or height, side or width)
+    shape = feature_shape(settings, input_shape or image_shape(settings))
     claim = claim or claim_from_settings(settings, samples)
-    model = build_network(settings, input_shape, classes or info.classes)
+    model = build_network(settings, shape, classes or info.classes)
     name = f"{settings.model} ({settings.method})"
     if settings.method == "opacus":
-        return OpacusTarget(model, claim, input_shape=input_shape, name=name)
+        return OpacusTarget(model, claim, input_shape=shape, name=name)
     return SpectralTarget(
         model,
         claim,
-        input_shape=input_shape,
+        input_shape=shape,
         spectral=spectral_config(settings, model, claim.steps),
         clipping=settings.clipping,
         max_grad_norm=settings.layer_max_grad_norms or settings.max_grad_norm,
@@ -73,7 +81,13 @@ def claim_from_settings(settings: ResolvedSettings, samples: int | None = None) 
     if sigma is None:
         assert settings.epsilon is not None
         sigma = accounting.calibrate_noise(
-            settings.epsilon, settings.delta, rate, steps, accountant=settings.accountant, relation=settings.relation
+            settings.epsilon,
+            settings.delta,
+            rate,
+            steps,
+            accountant=settings.accountant,
+            relation=settings.relation,
+            beside=statistics_phases(settings),
         )
     return _claim(settings, sigma, rate, steps, settings.epsilon)
 
@@ -99,4 +113,38 @@ def _claim(settings: ResolvedSettings, sigma: float, rate: float, steps: int, st
         delta=settings.delta,
         relation=settings.relation,
         stated_epsilon=stated,
+        beside=statistics_phases(settings),
     )
+
+
+def statistics_target(settings: ResolvedSettings, release: Callable[..., Tensor] = release_moments) -> Target | None:
+    """Returns the release of the private statistics that a run begins with, or None if it has none.
+
+    The epsilon that is stated of it is what its own ledger says after a release, so one that is not charged is seen.
+
+    Args:
+        settings: The settings of the run.
+        release: What makes the release; tests put broken ones here.
+    """
+    phases = statistics_phases(settings)
+    if not phases:
+        return None
+    sigma, ledger = phases[0].noise_multiplier, Ledger(settings.relation)
+    size = 2 * feature_shape(replace(settings, feature_ratio=None), image_shape(settings))[0]
+    # A source whose noise the auditor can take the place of; where it comes from in a run is not what is audited here.
+    noise = SeededNoise(secrets.randbits(62), reproducibility_over_privacy=True)
+    release([torch.zeros(0, size).double()], noise_multiplier=sigma, ledger=ledger, noise=noise)
+    claim = Claim(
+        noise_multiplier=sigma,
+        max_grad_norm=JOINT_BOUND,
+        expected_batch_size=1.0,
+        delta=settings.delta,
+        relation=settings.relation,
+        stated_epsilon=ledger.epsilon(settings.delta),
+    )
+
+    def released(moments: Tensor) -> Tensor:
+        return release([moments], noise_multiplier=sigma, ledger=Ledger(settings.relation), noise=noise)
+
+    name = f"private normalisation of {settings.model}"
+    return FunctionTarget(released, claim, dimension=size, returns="sum", name=name, dtype=torch.float64)

@@ -20,11 +20,16 @@ from torch.utils.data import DataLoader
 from spectral_dp.accounting import Ledger, warn_if_delta_too_large
 from spectral_dp.data import ImageDataset
 from spectral_dp.experiments.diagnostics import Watched
+from spectral_dp.experiments.feature_data import statistics_phases, statistics_release
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
+from spectral_dp.features import FeatureDataset
 from spectral_dp.training import checkpoint
 from spectral_dp.training.engine import PrivacyEngine
 from spectral_dp.training.optimizer import PrivateOptimizer
+
+#: What a run trains on.
+TrainingData = ImageDataset | FeatureDataset
 
 
 class Batch(NamedTuple):
@@ -101,12 +106,14 @@ class Method(ABC):
             raise checkpoint.CheckpointError(f"{path} is not a checkpoint of this run: {error}") from error
 
 
-def start(settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> Method:
+def start(settings: ResolvedSettings, model: nn.Module, data: TrainingData) -> Method:
     """Makes the method that the settings name, ready for the first step."""
     if settings.batch_size > len(data.train_images):
         raise SettingsError(
             f"batch_size {settings.batch_size} exceeds the {len(data.train_images)} training samples: lower it"
         )
+    if settings.method in ("nonprivate", "opacus") and statistics_phases(settings):
+        raise SettingsError(f"method {settings.method} has no ledger for private statistics: use feature_norm group")
     if settings.method == "nonprivate":
         return NonPrivateMethod(settings, model, data)
     warn_if_delta_too_large(settings.delta, len(data.train_images))
@@ -163,7 +170,7 @@ class EngineMethod(PrivateMethod):
     engine: PrivacyEngine
     optimizer: PrivateOptimizer
 
-    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
+    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: TrainingData) -> None:
         super().__init__(settings)
         self.engine = PrivacyEngine(
             accountant=settings.accountant,
@@ -173,7 +180,8 @@ class EngineMethod(PrivateMethod):
         )
         self.steps_per_epoch = math.ceil(len(data.train_images) / settings.batch_size)
         self.spectral = spectral_config(settings, model, settings.epochs * self.steps_per_epoch)
-        if settings.method == "spectral" and not self.spectral.layer_configs(model):
+        is_filtered = self.spectral.layer_configs(model) or settings.feature_ratio
+        if settings.method == "spectral" and not is_filtered:
             warnings.warn("these settings filter no layer of this model, so this is plain DP-SGD", stacklevel=2)
         options = {
             "data_loader": DataLoader(data.training(), batch_size=settings.batch_size),
@@ -186,11 +194,14 @@ class EngineMethod(PrivateMethod):
         }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="delta")  # warned of already
-            self._make_private(model, options, stop_at_budget=True)
+            self._statistics = statistics_release(settings, model, data)
+            self._make_private(model, options, stop_at_budget=True, other_releases=statistics_phases(settings))
         if settings.unsafe_diagnostics:
             self.diagnostics = self.optimizer.clipping = Watched(self.optimizer.clipping)
 
     def batches(self) -> Iterator[Batch]:
+        if self._statistics is not None and not self.ledger.steps:  # a resumed run has them, in its checkpoint
+            self._statistics.release(self.ledger)
         for images, labels in self._loader:
             assert self._loader.current is not None
             yield Batch(images, labels, self._loader.current.is_last, self._loader.current.is_rehearsal)
@@ -204,10 +215,11 @@ class EngineMethod(PrivateMethod):
         return super().facts() | {
             "library": "spectral-dp",
             "accountant": self._settings.accountant,
-            "steps": self.ledger.steps,
+            "steps": self.optimizer.steps,  # of training: the ledger may list other releases, too
             "clipping": repr(self.optimizer.clipping),
             "noise_source": "seeded, reproducible" if self._settings.reproducible else "operating system, ChaCha20",
             "spectral": self.spectral.describe(),
+            **(self._statistics.facts() if self._statistics else {}),
         }
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
@@ -222,7 +234,7 @@ class EngineMethod(PrivateMethod):
 class NonPrivateMethod(Method):
     """Ordinary training, without any privacy: shuffled batches, the last one smaller."""
 
-    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
+    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: TrainingData) -> None:
         self.model, self.optimizer = model, make_optimizer(settings, model)
         self._images, self._labels = data.train_images, data.train_labels
         self._batch_size, self._seed = settings.batch_size, settings.seed
@@ -238,7 +250,7 @@ class NonPrivateMethod(Method):
 class OpacusMethod(PrivateMethod):
     """DP-SGD by Opacus itself: its sampling, per-sample gradients, noise and accountant (PRV, or RDP)."""
 
-    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: ImageDataset) -> None:
+    def __init__(self, settings: ResolvedSettings, model: nn.Module, data: TrainingData) -> None:
         try:
             import opacus
         except ImportError as error:

@@ -9,7 +9,7 @@ from spectral_dp import models
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 
 
-def build_network(settings: ResolvedSettings, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+def build_network(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Returns the freshly initialised network of a run, by its seed, on its device."""
     torch.manual_seed(settings.seed)
     model = models.build(

@@ -126,7 +126,9 @@ class RunDirectory:
             fault = "its checkpoint is gone"
         elif known > checkpoint_step:
             fault = f"its checkpoint is of step {checkpoint_step}"
-        elif ledger is not None and row.get("ledger_head") != ledger.head_after(known):
+        elif ledger is not None and row.get("ledger_head") != ledger.head_after(
+            known + ledger.steps - checkpoint_step  # the ledger also lists what was released before the first step
+        ):
             fault = f"its checkpoint is of another run, {ledger.identity[:8]}, or of another continuation of this one"
         else:
             return

@@ -52,6 +52,7 @@ _data, _model, _privacy, _spectral, _training, _execution = (partial(_option, gr
 _POSITIVE = (
     *("epochs", "batch_size", "augmentation_multiplicity", "evaluate_every", "max_grad_norm", "learning_rate"),
     *("train_size", "test_size", "image_size", "max_physical_batch_size", "threads", "epsilon"),
+    *("feature_groups", "feature_noise_multiplier"),
 )
 
 #: Which values settings may have, and that in words; None, where a setting may be left open, always.
@@ -82,7 +83,19 @@ class _Options:
         1, "Augmented views of each sample, whose gradients are averaged before clipping."
     )
 
-    model: str = _model("model1", "Network: model1, lenet5, model2, model3, or your own as package.module:factory.")
+    feature_norm: Literal["group", "private", "public", "none"] = _data(
+        "group", "How scattering features are normalised: by image, or by channel, with private or public statistics."
+    )
+    feature_groups: int = _data(27, "Groups of channels that are normalised by image, with --feature-norm group.")
+    feature_noise_multiplier: float = _data(
+        20.0, "Noise multiplier of the private statistics, which are part of the budget, with --feature-norm private."
+    )
+    mirror_average: bool = _data(False, "Average features over the image and its mirror image.")
+
+    model: str = _model(
+        "model1",
+        "Network: model1, lenet5, model2, model3, scatter-linear, scatter-cnn, or your own as package.module:factory.",
+    )
     activation: Literal["tanh", "relu"] | None = _model(None, "Activation function; tanh where the model has a choice.")
     block_size: int | None = _model(
         None, "Block size of block-circulant dense layers; 0 for dense ones (default: the model's)."
@@ -117,6 +130,9 @@ class _Options:
     )
     layer_ratios: dict[str, float] = _spectral(
         {}, "Ratio of one layer, as NAME=RATIO; wins over the others. May be repeated."
+    )
+    feature_ratio: float | None = _spectral(
+        None, "Fraction of the cosine coefficients of every feature map to drop before training (default: the model's)."
     )
     filter: Literal["low-pass", "adaptive", "annealed"] = _spectral(
         "low-pass", "Fixed; with gains learnt from what was released; or a ratio that falls to 0 during the run."
@@ -172,7 +188,8 @@ class _Options:
             raise SettingsError(f"layer_max_grad_norms needs clipping per_layer, not {self.clipping}")
         if self.noise_allocation == "optimal" and self.clipping != "per_layer":
             raise SettingsError(f"noise_allocation optimal needs clipping per_layer, not {self.clipping}")
-        ratios = {"conv_ratio": self.conv_ratio, "linear_ratio": self.linear_ratio, **self.layer_ratios}
+        ratios = {"conv_ratio": self.conv_ratio, "linear_ratio": self.linear_ratio}
+        ratios |= {"feature_ratio": self.feature_ratio, **self.layer_ratios}
         for name, ratio in ratios.items():
             if ratio is not None and not 0 <= ratio < 1:
                 raise SettingsError(f"{name} must be in [0, 1): the fraction to drop, got {ratio}")
@@ -232,7 +249,9 @@ class Settings(_Options):
         from spectral_dp import models  # late: torch takes a second
 
         values, recommended = self.to_dict(), models.entry(self.model).spectral
-        undecided = all(values[name] in (None, {}, []) for name in (*_OPEN, "layer_ratios", "dense_layers"))
+        undecided = all(
+            values[name] in (None, {}, []) for name in (*_OPEN, "layer_ratios", "dense_layers", "feature_ratio")
+        )
         if self.method == "spectral" and undecided:
             values |= recommended  # together or not at all: they were measured together
         values |= {name: 0 for name in _OPEN if values[name] is None}

@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from spectral_dp import data
-from spectral_dp.data import ImageDataset, random_views
+from spectral_dp.data import random_views
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments import methods
+from spectral_dp.experiments.feature_data import load_features, reads_features, with_normalization
 from spectral_dp.experiments.figures import draw_run
 from spectral_dp.experiments.layer_facts import describe_layers
 from spectral_dp.experiments.network import build_network
@@ -79,8 +80,10 @@ def run(
             return trainer.run()
 
 
-def load_data(settings: ResolvedSettings) -> ImageDataset:
+def load_data(settings: ResolvedSettings) -> methods.TrainingData:
     """Returns the data set of a run."""
+    if reads_features(settings):
+        return load_features(settings)
     dataset = data.load_dataset(settings.dataset, path=settings.data_path)
     if settings.validation_size:
         dataset = dataset.with_validation(settings.validation_size)
@@ -95,13 +98,15 @@ class Trainer:
         self,
         settings: ResolvedSettings,
         directory: RunDirectory,
-        dataset: ImageDataset,
+        dataset: methods.TrainingData,
         show: Callable[[TrainingProgress], None],
         is_stopped: Callable[[], bool],
     ) -> None:
         self.settings, self.directory, self.dataset = settings, directory, dataset
         self._show, self._is_stopped = show, is_stopped
-        self.method = methods.start(settings, build_network(settings, dataset.input_shape, dataset.classes), dataset)
+        network = build_network(settings, dataset.input_shape, dataset.classes)
+        network = with_normalization(settings, network, dataset.input_shape)
+        self.method = methods.start(settings, network, dataset)
         self.model = self.method.model
         self.steps = settings.epochs * self.method.steps_per_epoch
         self.step = 0
@@ -297,7 +302,7 @@ class Trainer:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, dataset: ImageDataset, device: str) -> tuple[float, float]:
+def evaluate(model: nn.Module, dataset: methods.TrainingData, device: str) -> tuple[float, float]:
     """Returns loss and accuracy on the held-out samples."""
     was_training = model.training
     model.eval()

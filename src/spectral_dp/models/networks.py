@@ -25,10 +25,7 @@ class _Network(nn.Module):
                 f"{type(self).__name__.lower()} needs images of at least {smallest} x {smallest} pixels, got "
                 f"{input_shape[1]} x {input_shape[2]}: enlarge them (--image-size {smallest}), or take another model"
             )
-        if activation not in get_args(Activation):
-            listed = ", ".join(map(repr, get_args(Activation)))
-            raise ValueError(f"unknown activation {activation!r}: choose one of {listed}")
-        self.activation = nn.Tanh() if activation == "tanh" else nn.ReLU()
+        self.activation = activation_layer(activation)
         self.pool = nn.MaxPool2d(2)
 
 
@@ -120,3 +117,11 @@ class Model3(_Network):
         for first, second in pairs:
             x = self.pool(self.activation(second(self.activation(first(x)))))
         return self.fc2(self.activation(self.fc1(x.flatten(1))))
+
+
+def activation_layer(name: Activation) -> nn.Module:
+    """Returns the activation function of this name."""
+    if name not in get_args(Activation):
+        listed = ", ".join(map(repr, get_args(Activation)))
+        raise ValueError(f"unknown activation {name!r}: choose one of {listed}")
+    return nn.Tanh() if name == "tanh" else nn.ReLU()

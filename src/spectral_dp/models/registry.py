@@ -9,14 +9,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from spectral_dp.layers import BlockCirculantLinear, convert_linear
 from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
+from spectral_dp.models.scattering import ScatterCNN, ScatterLinear
 
 Factory = Callable[..., nn.Module]
+Reads = Literal["images", "scattering"]
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,22 @@ class Entry:
     Attributes:
         factory: Called with ``input_shape`` and ``classes``, and with ``activation`` if it takes one.
         spectral: Settings of ``spectral-dp train`` to use with ``--method spectral`` where the user gives none.
+        reads: What the network reads: ``"images"``, or ``"scattering"`` features of them, which are cached.
     """
 
     factory: Factory
     spectral: Mapping[str, Any] = field(default_factory=dict)
+    reads: Reads = "images"
 
 
 _REGISTRY: dict[str, Entry] = {}
 
 
-def register_model(name: str, factory: Factory, *, spectral: Mapping[str, Any] | None = None) -> None:
+def register_model(
+    name: str, factory: Factory, *, spectral: Mapping[str, Any] | None = None, reads: Reads = "images"
+) -> None:
     """Makes a network known by name; the latest registration wins."""
-    _REGISTRY[name] = Entry(factory, MappingProxyType(dict(spectral or {})))
+    _REGISTRY[name] = Entry(factory, MappingProxyType(dict(spectral or {})), reads)
 
 
 def entry(name: str) -> Entry:
@@ -54,7 +60,7 @@ def entry(name: str) -> Entry:
 def build(
     name: str,
     *,
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     classes: int,
     activation: Activation | None = None,
     block_size: int | None = None,
@@ -65,7 +71,7 @@ def build(
 
     Args:
         name: A registered name, or the import path ``package.module:factory`` of a factory of your own.
-        input_shape: The shape ``(C, H, W)`` of an image.
+        input_shape: The shape ``(C, H, W)`` of an image, or of the features that the network reads.
         classes: The number of classes, which is the number of outputs.
         activation: The activation function of the paper's networks. A factory of your own gets it if it takes one.
         block_size: The block size of the block-circulant form. If None, the network stays dense.
@@ -117,3 +123,5 @@ register_model("model1", Model1, spectral={"block_size": 8, "dense_layers": ["fc
 register_model("lenet5", LeNet5, spectral={"layer_ratios": {"fc1": 0.4}})
 register_model("model2", Model2)
 register_model("model3", Model3)
+register_model("scatter-linear", ScatterLinear, reads="scattering")
+register_model("scatter-cnn", ScatterCNN, reads="scattering")

@@ -1,0 +1,137 @@
+"""Cost of training heads on cached features: an epoch of the linear head against the memory, a step of the CNN against
+plain PyTorch, and the scattering itself.
+
+    python benchmarks/bench_features.py [--records 50000] [--repeats 5] [--out results/bench/features.json]
+
+The goals: an epoch of the linear head within 2x of the time that reading its features takes at the stream rate of this
+machine, and a step of the convolutional head within 1.15x of plain training. The features are random numbers in a
+mapped file of the size of CIFAR-10's; measurements are interleaved, medians reported.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+from made_by import made_by
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from spectral_dp import PrivacyEngine
+from spectral_dp.features import Scattering
+from spectral_dp.features.kymatio_filters import kymatio_transform
+from spectral_dp.files import write_json
+from spectral_dp.models import ScatterCNN, ScatterLinear
+
+SHAPE = (243, 8, 8)
+_STREAM = 2**28  # numbers of half precision that are read to measure the stream rate: far beyond any cache
+
+
+def timed(run) -> float:
+    began = perf_counter()
+    run()
+    return perf_counter() - began
+
+
+def stream_rate(array: torch.Tensor) -> float:
+    """Bytes a second at which this machine reads memory, by adding up the words of an array."""
+    words = array.view(torch.int64)
+    return words.numel() * 8 / min(timed(words.sum) for _ in range(5))
+
+
+def private_epochs(model, features, labels, batch_size, physical):
+    """Yields the seconds of each epoch, or of what is left of it after its first step, per record."""
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9),
+        data_loader=DataLoader(TensorDataset(features, labels), batch_size=batch_size),
+        noise_multiplier=2.0,
+        max_grad_norm=0.1,
+        max_physical_batch_size=physical,
+        rehearsal=False,
+    )
+    while True:
+        records, began = 0, perf_counter()
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x.float()), y).backward()
+            optimizer.step()
+            records += len(y)
+        yield (perf_counter() - began) / records
+
+
+def plain_epochs(model, features, labels, physical):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    while True:
+        records, began = 0, perf_counter()
+        for index in torch.randperm(len(labels)).split(physical):
+            index = index.sort().values
+            x, y = features.index_select(0, index).float(), labels[index]
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            records += len(y)
+        yield (perf_counter() - began) / records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=50_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "features.bin"
+        mapped = np.memmap(path, np.float16, mode="w+", shape=(args.records, *SHAPE))
+        for start in range(0, args.records, 1000):
+            mapped[start : start + 1000] = np.random.default_rng(start).standard_normal((1, *SHAPE))
+        features, labels = torch.from_numpy(mapped), torch.randint(0, 10, (args.records,))
+        rate = stream_rate(features.flatten()[: min(_STREAM, features.numel()) // 4 * 4])
+        bound = features[0].numel() * 2 / rate
+        contestants = {
+            "linear, private": private_epochs(ScatterLinear(SHAPE, 10), features, labels, args.records // 6, 128),
+            "linear, plain": plain_epochs(ScatterLinear(SHAPE, 10), features, labels, 128),
+        }
+        part = min(args.records, 2048)
+        contestants |= {
+            "CNN, private": private_epochs(ScatterCNN(SHAPE, 10), features[:part], labels[:part], part // 2, 256),
+            "CNN, plain": plain_epochs(ScatterCNN(SHAPE, 10), features[:part], labels[:part], 256),
+        }
+        times: dict[str, list[float]] = {name: [] for name in contestants}
+        for _ in range(args.repeats + 1):
+            for name, epochs in contestants.items():
+                times[name].append(next(epochs))
+    seconds = {name: median(values[1:]) for name, values in times.items()}
+    linear, cnn = seconds["linear, private"], seconds["CNN, private"] / seconds["CNN, plain"]
+    rows.append(("stream rate", f"{rate / 1e9:.1f} GB/s", ""))
+    rows.append(("epoch of the linear head, bound by memory", f"{bound * args.records:.2f} s", ""))
+    rows.append(("epoch of the linear head, private", f"{linear * args.records:.2f} s", f"{linear / bound:.2f}x (2x)"))
+    ratio = linear / seconds["linear, plain"]
+    rows.append(("the same beside plain PyTorch", f"{seconds['linear, plain'] * args.records:.2f} s", f"{ratio:.2f}x"))
+    rows.append(("a record of the CNN head, private", f"{1e6 * seconds['CNN, private']:.0f} us", f"{cnn:.2f}x (1.15x)"))
+    images = torch.rand(16, 3, 32, 32)
+    ours, theirs = Scattering((0.0,) * 3, (1.0,) * 3).module((3, 32, 32)), kymatio_transform(2, 8, 2, (32, 32))
+    with torch.no_grad():
+        pairs = [(timed(lambda: ours(images)), timed(lambda: theirs(images))) for _ in range(args.repeats + 1)][1:]
+    own, other = (1e3 / len(images) * median(values) for values in zip(*pairs, strict=True))
+    rows.append(("scattering of an image", f"{own:.1f} ms", f"{other / own:.1f}x as fast as kymatio"))
+    table = Table(
+        "what", "measured", "ratio (goal)", title=f"{args.records:,} records, {torch.get_num_threads()} threads"
+    )
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    if args.out is not None:
+        found = {"records": args.records, "stream_rate": rate, "bound": bound * args.records, "seconds": seconds}
+        write_json(args.out, found | {"scattering_ms": [own, other], "made_by": made_by()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The paper's networks on scattering features: the heads that are trained, and the whole network on raw images.
+
+The heads are those of Tramèr and Boneh (2021). What they read is cached (``spectral_dp.features``): maps ``(C, H, W)``,
+or for the linear head also kept cosine coefficients ``(C, M)``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from spectral_dp.features.normalization import ChannelNormalization
+from spectral_dp.features.prepared import Prepared
+from spectral_dp.features.scattering import Scattering
+from spectral_dp.models.networks import Activation, activation_layer
+
+_LARGE = 128  # channels from which the head for colour images is taken
+
+
+class ScatterLinear(nn.Module):
+    """A linear classifier on scattering features, with weights that begin at zero.
+
+    ``normalization`` is the identity until statistics of channels are set (see ``spectral_dp.features.normalization``).
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        if len(input_shape) == 3:
+            self.input_layouts = {"fc": input_shape}
+        self.normalization: nn.Module = nn.Identity()
+        self.fc = nn.Linear(math.prod(input_shape), classes)
+        for parameter in self.fc.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W)`` or ``(B, C, M) -> (B, classes)``."""
+        return self.fc(self.normalization(x).flatten(1))
+
+
+class ScatterCNN(nn.Module):
+    """A small convolutional network on scattering maps, in two forms by the number of channels.
+
+    - grey images (81 channels): convolutions of 3 x 3 with 16 (stride 2) and 32 filters, dense layers of 32, classes;
+    - colour images (243 channels): convolutions of 3 x 3 with 64 filters, max-pooling, 64 filters, one dense layer.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, activation: Activation = "tanh") -> None:
+        super().__init__()
+        if len(input_shape) != 3:
+            raise ValueError(f"scatter-cnn reads maps (C, H, W), got shape {input_shape}: leave feature_ratio out")
+        channels, height, width = input_shape
+        if min(height, width) < 2:
+            raise ValueError(f"scatter-cnn needs maps of at least 2 x 2, got {height} x {width}: enlarge the images")
+        self.normalization: nn.Module = nn.Identity()
+        self.activation = activation_layer(activation)
+        self.is_large = channels > _LARGE
+        if self.is_large:
+            map_shape = (64, height // 2, width // 2)
+            self.conv1 = nn.Conv2d(channels, 64, 3, padding=1)
+            self.conv2 = nn.Conv2d(64, 64, 3, padding=1)
+            self.pool = nn.MaxPool2d(2)
+            self.fc1 = nn.Linear(map_shape[0] * map_shape[1] * map_shape[2], classes)
+        else:
+            map_shape = (32, (height + 1) // 2, (width + 1) // 2)
+            self.conv1 = nn.Conv2d(channels, 16, 3, stride=2, padding=1)
+            self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+            self.fc1 = nn.Linear(map_shape[0] * map_shape[1] * map_shape[2], 32)
+            self.fc2 = nn.Linear(32, classes)
+        self.input_layouts = {"fc1": map_shape}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W) -> (B, classes)``."""
+        x = self.activation(self.conv1(self.normalization(x)))
+        if self.is_large:
+            x = self.pool(x)
+            return self.fc1(self.activation(self.conv2(x)).flatten(1))
+        x = self.activation(self.conv2(x))
+        return self.fc2(self.activation(self.fc1(x.flatten(1))))
+
+
+class ScatteringNetwork(nn.Module):
+    """Scattering, preparation and a trained head as one network on raw images, for deployment.
+
+    Its outputs are those that the head has on cached features: the front end rounds to half precision, as the cache
+    does, at the same places.
+
+    Args:
+        scattering: The settings of the front end.
+        prepared: The settings of the preparation; None if the head reads the maps as they are.
+        head: The trained head.
+        input_shape: Shape ``(C, H, W)`` of an image.
+        mirrored: Whether features are averaged over the mirror image, as they were for training.
+    """
+
+    def __init__(
+        self,
+        scattering: Scattering,
+        prepared: Prepared | None,
+        head: nn.Module,
+        input_shape: tuple[int, int, int],
+        *,
+        mirrored: bool = False,
+    ) -> None:
+        super().__init__()
+        if mirrored and prepared is None:
+            raise ValueError("views are averaged by a preparation: give prepared=Prepared()")
+        self.front_end = scattering.module(input_shape)
+        maps = scattering.output_shape(input_shape)
+        self.preparation = None if prepared is None else prepared.module(maps)
+        self.head, self.mirrored = head, mirrored
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``(B, C, H, W)``, bytes or numbers from 0 to 1, ``-> (B, classes)``."""
+        features = self.front_end(images).half()
+        if self.mirrored:
+            features = torch.stack([features, self.front_end(images.flip(-1)).half()], dim=1)
+        if self.preparation is not None:
+            features = self.preparation(features).half()
+        return self.head(features.float())
+
+
+def with_channel_normalization(
+    head: nn.Module, input_shape: tuple[int, ...], positions: int | None = None
+) -> nn.Module:
+    """Gives a head a normalisation of channels, whose statistics are still to be set, and returns the head.
+
+    Args:
+        head: A head with a ``normalization``.
+        input_shape: The shape of the features that the head reads.
+        positions: The number of positions of a map, if the head reads cosine coefficients of maps.
+    """
+    if not hasattr(head, "normalization"):
+        raise ValueError(f"{type(head).__name__} has no place for a normalisation: give it an attribute normalization")
+    head.normalization = ChannelNormalization(input_shape[0], positions if len(input_shape) == 2 else None)
+    return head

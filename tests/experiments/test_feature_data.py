@@ -1,0 +1,202 @@
+"""Runs on cached features: what they read, and the private statistics as a release of the run."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from spectral_dp import audit
+from spectral_dp.accounting import Ledger
+from spectral_dp.experiments import feature_data, trainer
+from spectral_dp.experiments.audit_target import statistics_target, target_from_run, target_from_settings
+from spectral_dp.experiments.run_directory import RunDirectory
+from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.features.normalization import release_moments
+from spectral_dp.mechanism.clipping import clip_and_sum
+
+pytest.importorskip("kymatio")
+
+EFFORT = audit.Effort(2, canary_blocks=2, per_block=8, scores=2000, run_scores=50, steps=5, noise_steps=20, calls=50)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path_factory.getbasetemp() / "features-of-digits"))  # shared
+    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
+    monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
+
+
+def settings(**others):
+    common = {
+        "model": "scatter-linear",
+        "method": "dpsgd",
+        "epochs": 2,
+        "batch_size": 256,
+        "epsilon": 3.0,
+        "delta": 1e-4,
+        "max_grad_norm": 0.1,
+        "learning_rate": 4.0,
+        "reproducible": True,
+        "threads": 1,
+    }
+    return Settings(**(common | others)).resolved()
+
+
+def run(tmp_path, chosen, name="run", **options):
+    directory = RunDirectory(tmp_path / name)
+    return trainer.run(chosen, directory, **options), directory
+
+
+class TestWhatIsRead:
+    @pytest.mark.parametrize(
+        ("options", "shape"),
+        [
+            ({}, (81, 2, 2)),
+            ({"feature_norm": "none"}, (81, 2, 2)),
+            ({"method": "spectral", "feature_ratio": 0.5}, (81, 1)),
+            ({"mirror_average": True}, (81, 2, 2)),
+        ],
+    )
+    def test_shapes_are_known_without_data(self, options, shape):
+        chosen = settings(**options)
+        assert feature_data.feature_shape(chosen, (1, 8, 8)) == shape
+        assert feature_data.load_features(chosen).input_shape == shape
+
+    def test_models_of_images_read_images(self):
+        chosen = settings(model="model1")
+        assert not feature_data.reads_features(chosen)
+        assert feature_data.feature_shape(chosen, (1, 8, 8)) == (1, 8, 8)
+
+    def test_validation_is_held_out(self):
+        data = feature_data.load_features(settings(validation_size=100, test_size=50))
+        assert (len(data.train_images), len(data.test_images)) == (1337, 50)
+
+    def test_augmentation_of_images_is_refused(self):
+        with pytest.raises(SettingsError, match="flip cannot act on: use mirror_average"):
+            feature_data.load_features(settings(flip=True))
+
+    def test_features_learn(self, tmp_path):
+        summary, _ = run(tmp_path, settings(method="nonprivate", learning_rate=0.5, epochs=8, batch_size=64))
+        assert summary["heldout_accuracy"] > 0.95
+
+    def test_dropped_cosines_make_it_spectral(self, tmp_path, recwarn):
+        """Catches the warning that nothing is filtered: the filter is in the features."""
+        run(tmp_path, settings(method="spectral", feature_ratio=0.5))
+        assert not [w for w in recwarn if "plain DP-SGD" in str(w.message)]
+
+
+class TestPrivateStatistics:
+    def test_are_charged_to_the_same_ledger_within_the_same_budget(self, tmp_path):
+        chosen = settings(feature_norm="private", feature_noise_multiplier=10.0)
+        summary, directory = run(tmp_path, chosen)
+        ledger = _ledger(directory)
+        assert ledger.phases[0] == (10.0, 1.0, 1)
+        assert ledger.phases[1].steps == summary["steps"]
+        assert summary["epsilon"] == pytest.approx(ledger.epsilon(1e-4), rel=1e-9)
+        assert 2.98 < summary["epsilon"] <= 3.0
+        alone = settings()
+        assert summary["noise_multiplier"] > run(tmp_path, alone, "alone")[0]["noise_multiplier"]
+
+    def test_are_listed_in_the_statement(self, tmp_path):
+        _, directory = run(tmp_path, settings(feature_norm="private"))
+        stated = json.loads(directory.privacy.read_text())
+        assert "noise multiplier 20" in stated["normalisation"]
+        assert "normalisation" in (directory.path / "privacy.md").read_text()
+
+    @pytest.mark.filterwarnings("ignore:this process has made steps")
+    def test_a_resumed_run_does_not_release_them_again(self, tmp_path):
+        """Catches spending twice, and going on with other statistics than training began with."""
+        chosen = settings(feature_norm="private", epochs=3, ema_decay=0.5)
+        whole, at_once = run(tmp_path, chosen, "whole")
+        stopped = RunDirectory(tmp_path / "stopped")
+        steps = []
+
+        def stop(progress):
+            steps.append(progress.step)
+            if progress.step == 8:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run(chosen, stopped, show=stop)
+        resumed = trainer.run(chosen, stopped, resume=True)
+        assert _ledger(stopped).phases == _ledger(at_once).phases
+        assert resumed["epsilon"] == whole["epsilon"]
+        assert stopped.weights.read_bytes() == at_once.weights.read_bytes()
+
+    def test_are_part_of_the_model(self, tmp_path):
+        from safetensors.torch import load_file
+
+        _, directory = run(tmp_path, settings(feature_norm="private"))
+        released = load_file(directory.weights)
+        public = feature_data.with_normalization(settings(feature_norm="public"), _head(), (81, 2, 2)).normalization
+        assert not torch.allclose(released["normalization.mean"], public.mean)
+
+    @pytest.mark.parametrize("method", ["nonprivate", "opacus"])
+    def test_need_a_ledger_of_ours(self, tmp_path, method):
+        with pytest.raises(SettingsError, match="no ledger for private statistics"):
+            run(tmp_path, settings(method=method, feature_norm="private"))
+
+    def test_public_ones_cost_nothing(self, tmp_path):
+        _, directory = run(tmp_path, settings(feature_norm="public"))
+        assert len(_ledger(directory).phases) == 1
+
+
+def without_noise(parts, *, noise_multiplier, ledger, noise):
+    """A double that clips and charges, but forgets the noise."""
+    ledger.record(noise_multiplier, 1.0)
+    return torch.stack([clip_and_sum(part, 2**0.5).value for part in parts]).sum(0)
+
+
+def without_charge(parts, *, noise_multiplier, ledger, noise):
+    """A double that is noisy, but charges a ledger that nobody reads."""
+    return release_moments(parts, noise_multiplier=noise_multiplier, ledger=Ledger(), noise=noise)
+
+
+@pytest.mark.filterwarnings("ignore:some contributions")
+class TestAudit:
+    def report(self, release=release_moments):
+        target = statistics_target(settings(feature_norm="private", feature_noise_multiplier=2.0), release)
+        return audit.run_audit(target, effort=EFFORT, confidence=0.999, seed=0)
+
+    def test_the_release_holds(self):
+        report = self.report()
+        assert report.ok, report.violations
+
+    def test_a_double_that_forgets_its_noise_is_caught(self):
+        report = self.report(without_noise)
+        assert {"linear map", "noise law"} & {verdict.audit for verdict in report.violations}
+
+    def test_a_double_that_forgets_to_charge_is_caught(self):
+        report = self.report(without_charge)
+        assert [verdict.audit for verdict in report.violations] == ["accounting"]
+
+    def test_a_run_whose_statement_leaves_them_out_is_caught(self, tmp_path):
+        """Its epsilon is that of the training steps alone."""
+        chosen = settings(feature_norm="private", feature_noise_multiplier=5.0, reproducible=False)
+        _, directory = run(tmp_path, chosen)
+        claim = target_from_run(directory.path).claim
+        assert claim.total_epsilon <= claim.stated_epsilon * 1.001
+        forgotten = dataclasses.replace(claim, stated_epsilon=claim.epsilon)
+        assert forgotten.total_epsilon > 1.01 * forgotten.stated_epsilon
+
+    def test_other_runs_have_none(self):
+        assert statistics_target(settings()) is None
+
+    @pytest.mark.parametrize("model", ["scatter-linear", "scatter-cnn"])
+    def test_the_heads_can_be_audited(self, model):
+        target = target_from_settings(settings(model=model, method="spectral", linear_ratio=0.5))
+        report = audit.run_audit(target, effort=EFFORT, confidence=0.999, seed=0)
+        assert report.ok, report.violations
+
+
+def _ledger(directory):
+    from spectral_dp.training import checkpoint
+
+    return Ledger.from_state_dict(checkpoint.load(directory.checkpoint)["ledger"])
+
+
+def _head():
+    from spectral_dp.models import ScatterLinear
+
+    return ScatterLinear((81, 2, 2), 10)
