@@ -84,6 +84,7 @@ class TestShipped:
             "model1-block-ratio",
             "model1-circulant-dpsgd",
             "model2-ratio",
+            "scattering",
         ]
 
     @pytest.mark.parametrize("name", recipes.names())
@@ -100,8 +101,11 @@ class TestShipped:
             assert cell.settings.epochs <= 3
 
     @pytest.mark.parametrize("name", recipes.names())
-    def test_smoke_networks_fit_their_images_and_filters(self, name):
+    def test_smoke_networks_fit_their_images_and_filters(self, name, monkeypatch, tmp_path):
         """Catches an image too small for a network, or a block size or band that a layer does not take."""
+        if name == "scattering":
+            pytest.importorskip("kymatio")
+            monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path))
         for settings in {run_name(s): s for s in read_recipe(name, "smoke").grid().runs().values()}.values():
             data = load_data(settings)
             model = build_network(settings, data.input_shape, data.classes)
