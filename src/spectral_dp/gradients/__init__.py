@@ -14,6 +14,7 @@ from spectral_dp.gradients.rules import (  # noqa: F401 - register rules
     activation,
     attention,
     block_circulant,
+    channel_norm,
     conv,
     conv3d,
     conv_transposed,
