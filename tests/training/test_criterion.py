@@ -64,7 +64,7 @@ def test_the_arguments_of_opacus_are_all_spelled_out():
         ours, theirs = (inspect.signature(getattr(e, name)).parameters for e in (PrivacyEngine, opacus.PrivacyEngine))
         assert set(theirs) - {"kwargs"} <= set(ours)
         assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for n, p in ours.items() if n != "self")
-    own = {"target_epsilon", "target_delta", "epochs", "stop_at_budget"}
+    own = {"target_epsilon", "target_delta", "epochs", "stop_at_budget", "other_releases"}
     with_epsilon = set(inspect.signature(PrivacyEngine.make_private_with_epsilon).parameters)
     assert with_epsilon - own == set(inspect.signature(PrivacyEngine.make_private).parameters) - {"noise_multiplier"}
 

@@ -34,9 +34,10 @@ class Prepared:
     Attributes:
         groups: Number of groups of channels that are normalised for each record by itself; 0 for none.
         ratio: Fraction of the cosine coefficients of each map to drop, the highest first; 0 keeps the maps as they are.
+            Frequencies are kept whole, as by ``LowPassFilter``, so a little more may be dropped.
 
     >>> Prepared(groups=27, ratio=0.75).output_shape((243, 8, 8))
-    (243, 16)
+    (243, 15)
     """
 
     groups: int = 0
