@@ -69,3 +69,28 @@ def test_positions_and_patches_of_one_model():
 def test_a_row_that_must_stay_is_refused():
     with pytest.raises(ValueError, match="padding_idx keeps a row"):
         ModelGradients(nn.Embedding(9, 4, padding_idx=0), {"": LayerConfig(LowPassFilter(0.5))})
+
+
+class Positions(nn.Module):
+    """Looks positions up once, for all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions, self.out = nn.Embedding(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.out(torch.tanh(x + self.positions(torch.arange(8))))
+
+
+def test_positions_that_all_samples_share_are_filtered_for_each_of_them():
+    torch.manual_seed(0)
+    model, x, dA = Positions().double(), torch.randn(4, 8, 6).double(), torch.randn(4, 8, 2).double()
+    gradients = ModelGradients(model, {"positions": LayerConfig(LowPassFilter(0.5))})
+    model(x).backward(dA)
+    batch, rule = gradients.take(), gradients.blocks[0][0].rule
+    norms, sums = batch.squared_norms(), batch.clipped_sums(torch.ones(4).double())
+    gradients.remove()
+    expected = sample_gradients(model, (x,), dA)["positions.weight"]
+    z = rule.projection.analyse(expected.mT)
+    torch.testing.assert_close(norms[0], z.square().sum((1, 2)))
+    torch.testing.assert_close(sums[model.positions.weight], z.sum(0))
