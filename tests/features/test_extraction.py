@@ -128,6 +128,31 @@ extract_features(images, Pausing(), sys.argv[1], title="t", show=lambda p: print
     assert torch.equal(made.tensor, expected(images))
 
 
+@pytest.mark.parametrize("last", ["write_json", "_allocate", "_write_journal", "posix_fallocate"])
+def test_a_process_killed_while_it_begins_leaves_a_cache_that_goes_on(tmp_path, monkeypatch, last):
+    """Catches a half-begun cache that the next process takes for somebody else's directory."""
+    where = os if hasattr(os, last) else cache
+    begin = getattr(where, last)
+
+    def killed(*arguments):
+        if where is cache:
+            begin(*arguments)
+        os._exit(9)
+
+    if not (child := os.fork()):  # it ends before it computes anything, so torch's threads are not missed
+        monkeypatch.setattr(where, last, killed)
+        try:
+            extract_features(IMAGES, Scaled(), tmp_path, title="t")
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    (directory,) = tmp_path.iterdir()
+    with pytest.raises(FeatureError, match="not finished"):
+        cache.FeatureCache(directory)
+    assert torch.equal(extract_features(IMAGES, Scaled(), tmp_path, title="t").tensor, expected())
+    assert not list(directory.glob(".*.partial"))
+
+
 def test_a_full_disk_is_told_at_the_beginning(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

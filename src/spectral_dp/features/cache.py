@@ -29,7 +29,7 @@ from torch import Tensor
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
-from spectral_dp.files import whole_file, write_json
+from spectral_dp.files import remove_abandoned, whole_file, write_json
 
 _HEADER = 4096  # bytes before the rows: they begin at a page of memory
 _CHUNK_BYTES = 16 * 2**20  # of a chunk: about what a kill costs
@@ -156,12 +156,15 @@ def claimed(path: Path, description: Mapping[str, Any]) -> Iterator[dict[int, in
         path.mkdir(parents=True, exist_ok=True)
         with (path / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system however the process ends
+            for name in ("description.json", "features.npy", "journal.txt"):
+                remove_abandoned(path / name)  # of a process that was killed while it began here
             if (path / "description.json").exists():
                 require_same(path, read_description(path), description)
             elif strangers := {entry.name for entry in path.iterdir()} - {".lock"}:
                 raise FeatureError(
                     f"{path} is no cache of features (it holds {sorted(strangers)[0]}): choose another directory"
                 )
+            write_json(path / "description.json", dict(description))  # first: it says whose all the rest is
             finished: dict[int, int] = {}
             if _has_size(path, description):
                 finished = read_journal(path, description)
@@ -170,7 +173,6 @@ def claimed(path: Path, description: Mapping[str, Any]) -> Iterator[dict[int, in
             else:
                 _allocate(path, description)
             _write_journal(path, finished)
-            write_json(path / "description.json", dict(description))
             yield finished
 
 
