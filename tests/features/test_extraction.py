@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from tests.support.extractors import Lying, Scaled
 
-from spectral_dp.features import FeatureError, cache, extract_features, extraction
+from spectral_dp.features import FeatureError, Prepared, ViewsOfRows, cache, extract_features, extraction
 
 IMAGES = torch.arange(10 * 16, dtype=torch.uint8).view(10, 1, 4, 4)
 
@@ -92,6 +93,22 @@ def test_damaged_rows_are_computed_again_if_they_are_looked_at(tmp_path):
     assert torch.equal(repaired.tensor, expected())
 
 
+@pytest.mark.parametrize("views", [1, 2])
+def test_features_of_damaged_features_are_not_made(tmp_path, views):
+    """Catches damage that outlives the repair of its source, whose identity is the same before and after."""
+    names = ["mirrored", "plain"][-views:]
+    caches = [extract_features(IMAGES, Scaled(), tmp_path, title="t", view=view) for view in names]
+    source = ViewsOfRows(*caches) if views > 1 else caches[0]
+    with (caches[-1].path / "features.npy").open("r+b") as file:
+        file.seek(4096 + 7 * 64)
+        file.write(b"\x01\x02\x03")
+    with pytest.raises(FeatureError, match="damaged in 1 of 4 chunks"):
+        extract_features(source, Prepared(), tmp_path, title="t")
+    extract_features(IMAGES, Scaled(), tmp_path, title="t", verify=True)
+    made = extract_features(source, Prepared(), tmp_path, title="t")
+    assert torch.equal(made.tensor, expected() if views == 1 else (0.5 * (expected() + expected().flip(-1))).half())
+
+
 def test_a_truncated_array_is_made_anew(tmp_path):
     made = extract_features(IMAGES, Scaled(), tmp_path, title="t")
     (made.path / "features.npy").write_bytes(b"short")
@@ -126,6 +143,37 @@ extract_features(images, Pausing(), sys.argv[1], title="t", show=lambda p: print
     made = extract_features(images, Pausing(), tmp_path, title="t", show=lambda p: began.append(p.finished))
     assert began[0] >= 6
     assert torch.equal(made.tensor, expected(images))
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    """Catches processes that a kill leaves behind: they would wait for work for ever, and write without the lock."""
+    code = """
+import multiprocessing, sys, torch
+from spectral_dp.features import cache, extract_features
+from tests.support.extractors import Pausing
+if __name__ == "__main__":
+    cache._CHUNK_BYTES = 3 * 64
+    images = torch.zeros(3000, 1, 4, 4, dtype=torch.uint8)
+    def show(progress):
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    extract_features(images, Pausing(), sys.argv[1], title="t", jobs=2, show=show)
+"""
+    (script := tmp_path / "script.py").write_text(code)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), str(tmp_path / "features")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    workers = next([int(pid) for pid in line.split()] for line in process.stdout if len(line.split()) == 2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()  # the pipe ends when the last process that writes to it has ended
+    assert not any(_is_running(pid) for pid in workers)
+
+
+def _is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text() if Path("/proc").exists() else True
 
 
 @pytest.mark.parametrize("last", ["write_json", "_allocate", "_write_journal", "posix_fallocate"])

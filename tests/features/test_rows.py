@@ -28,3 +28,6 @@ def test_views_of_other_records_are_refused(tmp_path):
     caches = [extract_features(torch.zeros(n, 1, 4, 4).byte(), Scaled(), tmp_path, title="t") for n in (2, 3)]
     with pytest.raises(FeatureError, match="same shape"):
         ViewsOfRows(*caches)
+    other = extract_features(torch.ones(2, 1, 4, 4).byte(), Scaled(), tmp_path, title="t")
+    with pytest.raises(FeatureError, match="different records"):
+        ViewsOfRows(caches[0], other)

@@ -73,8 +73,8 @@ def extract_features(
         show: Called with how far the computation is, now and then.
 
     Raises:
-        FeatureError: If records of this shape have no such features, the disk is full, or the directory holds
-            something else.
+        FeatureError: If records of this shape have no such features, the disk is full, the directory holds something
+            else, or the records are features whose rows were changed.
     """
     description = description_of(rows, extractor, view)
     path = Path(root) / directory_name(title, description)
@@ -85,6 +85,8 @@ def extract_features(
         total, done = description["shape"][0], 0
         done = sum(_size(description, chunk) for chunk in finished)
         show(ExtractionProgress(done, total))
+        if left and not isinstance(rows, Tensor):
+            rows.verify()  # features of damaged features would stay when these are repaired: nothing tells them apart
         for chunk, checksum in _computed(rows, extractor, path, description, left, min(jobs, len(left))):
             enter_chunk(path, chunk, checksum)
             done += _size(description, chunk)

@@ -45,11 +45,20 @@ class FeatureRows:
 
 
 class ViewsOfRows:
-    """Several caches with views of the same records, read as one source of rows ``(N, V, ...)``."""
+    """Several caches with views of the same records, read as one source of rows ``(N, V, ...)``.
+
+    Raises:
+        FeatureError: If the caches have different shapes, or were computed from different records.
+    """
 
     def __init__(self, *caches: FeatureCache) -> None:
         if not caches or len({cache.shape for cache in caches}) > 1:
             raise FeatureError(f"views of the same records have the same shape, got {[c.shape for c in caches]}")
+        if len({cache.description["inputs"] for cache in caches}) > 1:
+            raise FeatureError(
+                f"{', '.join(str(c.path) for c in caches)} are features of different records, not views of the same: "
+                "compute all of them from the same images"
+            )
         self._caches = caches
         rows, *features = caches[0].shape
         self.shape: Shape = (rows, len(caches), *features)
@@ -58,6 +67,11 @@ class ViewsOfRows:
     def identity(self) -> str:
         """A checksum of the contents of all views, in their order."""
         return " ".join(cache.identity for cache in self._caches)
+
+    def verify(self) -> None:
+        """Compares the rows of all views with their checksums, like :meth:`FeatureCache.verify`."""
+        for cache in self._caches:
+            cache.verify()
 
     def __len__(self) -> int:
         return self.shape[0]
