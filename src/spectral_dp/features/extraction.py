@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -165,8 +166,17 @@ _worker: _Worker | None = None  # of this process, if it is one that computes
 
 def _start_worker(extractor: Extractor, path: Path, description: Mapping[str, Any]) -> None:
     global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # the processes share out the cores; more threads would only wait for each other
     _worker = _Worker(extractor, path, description)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is killed: the lock of the cache is free then."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _compute_in_worker(chunk: int, rows: Any) -> int:
