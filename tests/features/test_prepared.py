@@ -52,6 +52,7 @@ def test_views_are_averaged():
     [
         ({"groups": 4}, (6, 4, 4), "no multiple of 4 groups: choose one of 1, 2, 3, 6"),
         ({}, (6, 4), "expected maps"),
+        ({"groups": 6}, (6, 1, 1), "one number each"),  # torch accepts it or not by the number of records
     ],
 )
 def test_maps_that_do_not_fit_are_refused(options, shape, message):

@@ -52,9 +52,11 @@ def test_records_are_independent_and_the_state_is_empty():
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1, 30, 30), "multiples of 4, got 30 x 30.*--image-size 32"),
+        ((1, 30, 30), "multiples of 4 .*got 30 x 30.*--image-size 32"),
         ((3, 8, 8), "1 channels"),
-        ((1, 2, 2), "multiples"),
+        ((1, 2, 2), "at least 8, got 2 x 2.*--image-size 8"),
+        ((1, 4, 4), "at least 8, got 4 x 4.*--image-size 8"),  # padding mirrors four pixels, and there is no fifth
+        ((1, 4, 32), "at least 8, got 4 x 32"),
     ],
 )
 def test_images_that_do_not_fit_are_refused(shape, message):
@@ -66,6 +68,21 @@ def test_images_that_do_not_fit_are_refused(shape, message):
 def test_settings_that_do_not_work_are_refused(options):
     with pytest.raises(FeatureError):
         Scattering(**({"mean": (0.4,), "std": (0.3,)} | options))
+
+
+def test_the_smallest_images_that_are_accepted_have_features():
+    """Catches an output_shape for images that the module cannot pad."""
+    pytest.importorskip("kymatio")
+    for scales in (1, 2, 3):
+        scattering, shape = Scattering((0.4,), (0.3,), scales), (1, 2 * 2**scales, 2 * 2**scales)
+        assert tuple(scattering.module(shape)(torch.rand(2, *shape)).shape[1:]) == scattering.output_shape(shape)
+
+
+def test_whole_numbers_that_are_no_bytes_are_refused():
+    """Catches pixels up to 255 that are taken for numbers from 0 to 1."""
+    pytest.importorskip("kymatio")
+    with pytest.raises(FeatureError, match="got torch.int64"):
+        Scattering((0.4,), (0.3,)).module((1, 8, 8))(torch.randint(0, 256, (2, 1, 8, 8)))
 
 
 def test_a_wrong_batch_is_refused_without_the_number_of_records():

@@ -70,6 +70,8 @@ class Prepared:
                 f"{channels} channels are no multiple of {self.groups} groups: choose one of "
                 f"{', '.join(map(str, divisors))}"
             )
+        if self.groups and channels // self.groups * height * width < 2:
+            raise FeatureError(f"{self.groups} groups of one number each have nothing to normalise: use fewer groups")
         return (channels, self.kept(height, width)) if self.ratio else (channels, height, width)
 
     def kept(self, height: int, width: int) -> int:

@@ -80,11 +80,11 @@ class Scattering:
         if len(input_shape) != 3 or input_shape[0] != len(self.mean):
             raise FeatureError(f"expected images of {len(self.mean)} channels, (C, H, W), got shape {input_shape}")
         channels, height, width = input_shape
-        if height % step or width % step or min(height, width) < step:
-            larger = step * -(-max(height, width) // step)
+        if height % step or width % step or min(height, width) < 2 * step:  # mirrored at its borders by a step
+            larger = max(2 * step, step * -(-max(height, width) // step))
             raise FeatureError(
-                f"scattering over {self.scales} scales needs images whose sides are multiples of {step}, got "
-                f"{height} x {width}: resize them (--image-size {larger})"
+                f"scattering over {self.scales} scales needs images whose sides are multiples of {step} and at "
+                f"least {2 * step}, got {height} x {width}: resize them (--image-size {larger})"
             )
         return channels * self.maps, height // step, width // step
 
@@ -128,6 +128,8 @@ class ScatteringTransform(nn.Module):
         if images.ndim != 4 or images.shape[1] != len(self.scattering.mean) or tuple(images.shape[2:]) != self.size:
             expected = (len(self.scattering.mean), *self.size)
             raise FeatureError(f"expected images of shape (B, {', '.join(map(str, expected))}), got {images.shape[1:]}")
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise FeatureError(f"images are bytes from 0 to 255 or floating-point numbers from 0 to 1, got {images.dtype}")
         pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
         x = F.pad((pixels - self.mean) / self.std, self._padding, mode="reflect").flatten(0, 1)  # type: ignore[operator]
         spectrum, zeroth, first, second = torch.fft.fft2(x), self._averaged(x[:, None], 0), [], []
