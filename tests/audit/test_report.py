@@ -51,6 +51,13 @@ def test_as_text():
     assert "no violation found" in str(Report("x", CLAIM, (HOLDS,)))
 
 
+def test_what_the_whole_run_spends_is_said_where_the_steps_are_a_part_of_it():
+    """Catches a report that gives the epsilon of the training steps for that of the run."""
+    report = Report("x", CLAIM | {"total_epsilon": 2.5}, (HOLDS,))
+    assert "claimed epsilon 2 at delta 1e-05 (2.5 with the releases beside these steps)" in report.conclusion
+    assert "beside" not in Report("x", CLAIM, (HOLDS,)).conclusion
+
+
 def test_coverage_is_stated():
     report = Report("x", CLAIM, (HOLDS,), coverage=Coverage(1000, 1000, 4000))
     assert "steps 1 to 1000 of 4000 (25% of the run)" in str(report)

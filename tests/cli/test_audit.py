@@ -105,6 +105,34 @@ def test_a_run_with_a_wrong_statement(tmp_path):
     assert [v["audit"] for v in json.loads(result.stdout)["verdicts"] if v["ok"] is False] == ["accounting"]
 
 
+STATISTICS = ["--model", "scatter-linear", "--feature-norm", "private", "--feature-noise-multiplier", 2]
+
+
+def test_the_release_of_statistics_is_part_of_the_report():
+    """Catches a report that leaves the statistics out of what the run spends."""
+    result = run(*STATISTICS, "--method", "dpsgd", *CLAIM, "--confidence", 0.9999, "--json")
+    assert result.exit_code == 0, result.output
+    assert "NaN" not in result.stderr
+    report = json.loads(result.stdout)
+    assert report["normalisation"]["ok"]
+    alone, others = report["claim"]["epsilon"], report["normalisation"]["claim"]["epsilon"]
+    assert max(alone, others) < report["claim"]["total_epsilon"] < alone + others
+
+
+def test_a_violation_by_the_statistics_alone_is_one(monkeypatch):
+    """Catches JSON that says "ok" of a run because its training steps are."""
+    from tests.support.broken_statistics import without_charge
+
+    from spectral_dp.experiments import audit_target
+
+    sound = audit_target.statistics_target
+    monkeypatch.setattr(audit_target, "statistics_target", lambda settings: sound(settings, without_charge))
+    result = run(*STATISTICS, "--method", "dpsgd", *CLAIM, "--confidence", 0.9999, "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["ok"] is report["normalisation"]["ok"] is False
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -5,15 +5,15 @@ import json
 
 import pytest
 import torch
+from tests.support import broken_statistics
 
-from spectral_dp import audit
+from spectral_dp import Relation, audit
 from spectral_dp.accounting import Ledger
 from spectral_dp.experiments import feature_data, trainer
 from spectral_dp.experiments.audit_target import statistics_target, target_from_run, target_from_settings
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.features.normalization import release_moments
-from spectral_dp.mechanism.clipping import clip_and_sum
 
 pytest.importorskip("kymatio")
 
@@ -142,34 +142,28 @@ class TestPrivateStatistics:
         assert len(_ledger(directory).phases) == 1
 
 
-def without_noise(parts, *, noise_multiplier, ledger, noise):
-    """A double that clips and charges, but forgets the noise."""
-    ledger.record(noise_multiplier, 1.0)
-    return torch.stack([clip_and_sum(part, 2**0.5).value for part in parts]).sum(0)
-
-
-def without_charge(parts, *, noise_multiplier, ledger, noise):
-    """A double that is noisy, but charges a ledger that nobody reads."""
-    return release_moments(parts, noise_multiplier=noise_multiplier, ledger=Ledger(), noise=noise)
-
-
-@pytest.mark.filterwarnings("ignore:some contributions")
 class TestAudit:
-    def report(self, release=release_moments):
-        target = statistics_target(settings(feature_norm="private", feature_noise_multiplier=2.0), release)
-        return audit.run_audit(target, effort=EFFORT, confidence=0.999, seed=0)
+    def report(self, release=release_moments, **others):
+        chosen = settings(feature_norm="private", feature_noise_multiplier=2.0, **others)
+        return audit.run_audit(statistics_target(chosen, release), effort=EFFORT, confidence=0.999, seed=0)
 
-    def test_the_release_holds(self):
-        report = self.report()
+    @pytest.mark.parametrize("relation", list(Relation))
+    def test_the_release_holds(self, relation):
+        report = self.report(relation=relation)
         assert report.ok, report.violations
 
-    def test_a_double_that_forgets_its_noise_is_caught(self):
-        report = self.report(without_noise)
-        assert {"linear map", "noise law"} & {verdict.audit for verdict in report.violations}
+    @pytest.mark.parametrize("double", broken_statistics.BROKEN, ids=lambda double: double.__name__)
+    def test_doubles_with_one_fault_each_are_caught(self, double):
+        expected = broken_statistics.BROKEN[double]
+        found = {verdict.audit for verdict in self.report(double).violations}
+        assert expected in found
+        assert (expected == "accounting") == (found == {"accounting"})
 
-    def test_a_double_that_forgets_to_charge_is_caught(self):
-        report = self.report(without_charge)
-        assert [verdict.audit for verdict in report.violations] == ["accounting"]
+    @pytest.mark.parametrize("double", broken_statistics.REPLACE_ONE, ids=lambda double: double.__name__)
+    def test_noise_for_other_neighbours_is_caught(self, double):
+        found = {verdict.audit for verdict in self.report(double, relation="replace_one").violations}
+        assert broken_statistics.REPLACE_ONE[double] in found
+        assert self.report(double).ok
 
     def test_a_run_whose_statement_leaves_them_out_is_caught(self, tmp_path):
         """Its epsilon is that of the training steps alone."""

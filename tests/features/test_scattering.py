@@ -81,7 +81,7 @@ def test_the_smallest_images_that_are_accepted_have_features():
 def test_whole_numbers_that_are_no_bytes_are_refused():
     """Catches pixels up to 255 that are taken for numbers from 0 to 1."""
     pytest.importorskip("kymatio")
-    with pytest.raises(FeatureError, match="got torch.int64"):
+    with pytest.raises(FeatureError, match=r"got torch\.int64"):
         Scattering((0.4,), (0.3,)).module((1, 8, 8))(torch.randint(0, 256, (2, 1, 8, 8)))
 
 

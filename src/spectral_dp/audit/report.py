@@ -132,6 +132,8 @@ class Report:
         """The claim, what was shown against it, and what was looked at, in plain words."""
         claim = self.claim
         words = f"claimed epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
+        if "total_epsilon" in claim:  # what the whole run spends, of which this audit has looked at a part
+            words += f" ({claim['total_epsilon']:.4g} with the releases beside these steps)"
         if self.epsilon_lower_bound:
             words += f", lower bound {self.epsilon_lower_bound:.4g}"
         words = f"{words}: {'no violation found' if self.ok else 'the claim does NOT hold'}"

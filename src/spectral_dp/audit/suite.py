@@ -232,6 +232,7 @@ def _left_out(names: Sequence[str], reason: str) -> list[Verdict]:
 
 
 def _claim(target: Target) -> dict[str, Any]:
-    """Returns the claim as plain values, with the epsilon that follows from it."""
+    """Returns the claim as plain values, with the epsilon that follows from it, also with the releases beside it."""
     claim = asdict(target.claim) | {"epsilon": target.claim.epsilon, "relation": str(target.claim.relation)}
+    claim["total_epsilon"] = target.claim.total_epsilon if target.claim.beside else None
     return {name: value for name, value in claim.items() if value not in (None, ())}

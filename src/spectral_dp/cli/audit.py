@@ -84,7 +84,8 @@ def audit_command(
     report = _report(audited, full, confidence, audit_seed, quiet or as_json)
     beside = _statistics(run, given, target)
     other = beside and _report(beside, full, confidence, audit_seed, quiet or as_json)
-    found = report.to_json() | ({"normalisation": other.to_json()} if other else {})
+    ok = report.ok and (other is None or other.ok)
+    found = report.to_json() | ({"normalisation": other.to_json(), "ok": ok} if other else {})
     if out is not None:
         write_json(out, found)
     if plot is not None and report.scores:  # none where no canary could be seen
@@ -92,7 +93,7 @@ def audit_command(
 
         draw_audit(report, plot)
     print_result(found, Group(_table(report), *([_table(other)] if other else [])), as_json)
-    if not report.ok or (other and not other.ok):
+    if not ok:
         raise typer.Exit(VIOLATION)
 
 

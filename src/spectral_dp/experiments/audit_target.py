@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.features.normalization import JOINT_BOUND, release_moments
+from spectral_dp.mechanism.clipping import NonFiniteWarning
 from spectral_dp.mechanism.noise import SeededNoise
 
 
@@ -133,7 +135,8 @@ def statistics_target(settings: ResolvedSettings, release: Callable[..., Tensor]
     size = 2 * feature_shape(replace(settings, feature_ratio=None), image_shape(settings))[0]
     # A source whose noise the auditor can take the place of; where it comes from in a run is not what is audited here.
     noise = SeededNoise(secrets.randbits(62), reproducibility_over_privacy=True)
-    release([torch.zeros(0, size).double()], noise_multiplier=sigma, ledger=ledger, noise=noise)
+    empty = torch.zeros(0, size).double()
+    release([empty], noise_multiplier=sigma, ledger=ledger, noise=noise)
     claim = Claim(
         noise_multiplier=sigma,
         max_grad_norm=JOINT_BOUND,
@@ -144,7 +147,10 @@ def statistics_target(settings: ResolvedSettings, release: Callable[..., Tensor]
     )
 
     def released(moments: Tensor) -> Tensor:
-        return release([moments], noise_multiplier=sigma, ledger=Ledger(settings.relation), noise=noise)
+        parts = [empty, *moments.tensor_split(3)]  # as a run reads them: a fault may be in all parts but the first
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonFiniteWarning)  # the auditor's own records
+            return release(parts, noise_multiplier=sigma, ledger=Ledger(settings.relation), noise=noise)
 
     name = f"private normalisation of {settings.model}"
     return FunctionTarget(released, claim, dimension=size, returns="sum", name=name, dtype=torch.float64)
