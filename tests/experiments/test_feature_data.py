@@ -98,6 +98,16 @@ class TestPrivateStatistics:
         alone = settings()
         assert summary["noise_multiplier"] > run(tmp_path, alone, "alone")[0]["noise_multiplier"]
 
+    @pytest.mark.parametrize("mirror", [False, True])
+    @pytest.mark.parametrize("ratio", [None, 0.5])
+    def test_are_of_the_maps_that_the_head_reads_and_of_training_records_alone(self, mirror, ratio):
+        """Catches statistics of held-out records, and of maps that are not averaged over views where the head's are."""
+        part = {"validation_size": 200, "train_size": 900, "mirror_average": mirror}
+        chosen = settings(feature_norm="private", method="spectral", feature_ratio=ratio, **part)
+        read = feature_data.load_features(settings(feature_norm="none", **part)).train_images
+        released = feature_data.statistics_release(chosen, _head(), feature_data.load_features(chosen))
+        assert torch.equal(released.maps[:], read[:])
+
     def test_are_listed_in_the_statement(self, tmp_path):
         _, directory = run(tmp_path, settings(feature_norm="private"))
         stated = json.loads(directory.privacy.read_text())

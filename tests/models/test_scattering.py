@@ -59,6 +59,8 @@ def test_a_head_takes_a_normalisation_of_channels():
     head = with_channel_normalization(ScatterLinear(MNIST, 10), MNIST)
     assert isinstance(head.normalization, ChannelNormalization)
     assert "normalization.mean" in head.state_dict()
+    elsewhere = with_channel_normalization(ScatterLinear(MNIST, 10).to("meta"), MNIST)
+    assert elsewhere.normalization.mean.device.type == "meta"
     with pytest.raises(ValueError, match="no place for a normalisation"):
         with_channel_normalization(torch.nn.Linear(2, 2), MNIST)
 

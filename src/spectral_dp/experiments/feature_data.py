@@ -147,7 +147,7 @@ def statistics_release(settings: ResolvedSettings, model: nn.Module, dataset: An
     """Returns the release of private statistics that a run begins with, or None if it has none."""
     if not statistics_phases(settings):
         return None
-    raw = replace(settings, feature_norm="none", feature_ratio=None, mirror_average=False)
+    raw = replace(settings, feature_norm="none", feature_ratio=None)  # still averaged over views, as the head reads it
     maps = dataset.train_images if prepared_by(settings) == Prepared() else load_features(raw).train_images
     return StatisticsRelease(settings, model, maps)
 

@@ -133,5 +133,6 @@ def with_channel_normalization(
     """
     if not hasattr(head, "normalization"):
         raise ValueError(f"{type(head).__name__} has no place for a normalisation: give it an attribute normalization")
-    head.normalization = ChannelNormalization(input_shape[0], positions if len(input_shape) == 2 else None)
+    normalization = ChannelNormalization(input_shape[0], positions if len(input_shape) == 2 else None)
+    head.normalization = normalization.to(next(head.parameters()).device)
     return head
