@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from tests.support.extractors import Lying, Scaled
+from tests.support.extractors import Lying, Mixing, Scaled
 
 from spectral_dp.features import FeatureError, Prepared, ViewsOfRows, cache, extract_features, extraction
 
@@ -64,7 +64,7 @@ def test_what_is_there_is_not_computed_again(tmp_path):
     _Counting.calls = 0
     for _ in range(2):
         extract_features(IMAGES, _Counting(), tmp_path, title="t")
-    assert _Counting.calls == 10
+    assert _Counting.calls == 10 + 1  # one record is tried alone
 
 
 def test_goes_on_after_the_last_finished_chunk(tmp_path):
@@ -79,7 +79,7 @@ def test_goes_on_after_the_last_finished_chunk(tmp_path):
     with pytest.raises(Stop):
         extract_features(IMAGES, _Counting(), tmp_path, title="t", show=stop)
     made = extract_features(IMAGES, _Counting(), tmp_path, title="t")
-    assert _Counting.calls == 10
+    assert _Counting.calls == 10 + 2  # each of the two times one record is tried alone
     assert torch.equal(made.tensor, expected())
 
 
@@ -144,6 +144,7 @@ extract_features(images, Pausing(), sys.argv[1], title="t", show=lambda p: print
     assert torch.equal(made.tensor, expected(images))
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     """Catches processes that a kill leaves behind: they would wait for work for ever, and write without the lock."""
     code = """
@@ -265,6 +266,14 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path):
 def test_an_extractor_that_makes_another_shape_is_told_so(tmp_path):
     with pytest.raises(FeatureError, match="correct its output_shape"):
         extract_features(IMAGES, Lying(), tmp_path, title="t")
+
+
+def test_an_extractor_that_mixes_records_is_refused(tmp_path):
+    """Catches the leak of a front end in training mode: a record would be in the features of all others."""
+    with pytest.raises(FeatureError, match=r"beside other records.*\.eval\(\)"):
+        extract_features(IMAGES, Mixing(), tmp_path, title="t")
+    (directory,) = tmp_path.iterdir()
+    assert (directory / "journal.txt").read_text() == ""
 
 
 def test_features_beyond_half_precision_are_refused(tmp_path):

@@ -42,6 +42,14 @@ class Lying(Scaled):
 
 
 @dataclass(frozen=True)
+class Mixing(Scaled):
+    """Normalises over the batch, as a network with BatchNorm does that was not set to evaluation mode."""
+
+    def module(self, input_shape):
+        return nn.Sequential(_Scaled(self.factor), nn.BatchNorm2d(2 * input_shape[0]))
+
+
+@dataclass(frozen=True)
 class Pausing(Scaled):
     """Takes a while for each batch, so that a test can kill it in the middle."""
 

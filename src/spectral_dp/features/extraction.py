@@ -35,6 +35,8 @@ from spectral_dp.features.views import View, view_of
 
 Rows: TypeAlias = Tensor | FeatureCache | ViewsOfRows
 
+_ROUNDING = 1e-2  # relative: what half precision and another order of additions may change
+
 _ROWS_AT_ONCE = 16  # through the module: few, so that what is in between stays in the processor's cache
 
 
@@ -147,10 +149,13 @@ class _Worker:
     def __init__(self, extractor: Extractor, path: Path, description: Mapping[str, Any]) -> None:
         self._path, self._description = path, description
         self._module: nn.Module = extractor.module(tuple(description["input_shape"]))
+        self._is_tried = False
 
     @torch.inference_mode()
     def compute(self, chunk: int, rows: Tensor) -> int:
         parts = [self._module(view_of(part, self._description["view"])) for part in rows.split(_ROWS_AT_ONCE)]
+        if not self._is_tried:
+            self._require_independence(view_of(rows[:1], self._description["view"]), parts[0])
         features = torch.cat([part.half() for part in parts])
         expected = (len(rows), *self._description["shape"][1:])
         if tuple(features.shape) != expected:
@@ -159,6 +164,17 @@ class _Worker:
                 f"{expected[1:]}, but they have {tuple(features.shape[1:])}: correct its output_shape"
             )
         return write_chunk(self._path, self._description, chunk, features)
+
+    def _require_independence(self, record: Tensor, batch: Tensor) -> None:
+        """Raises ``FeatureError`` if a record has other features alone than in its batch ``(B, ...)``."""
+        alone, together = self._module(record)[0].float(), batch[0].float()
+        if bool((alone - together).norm() > _ROUNDING * together.norm()):
+            raise FeatureError(
+                f"the extractor {self._description['extractor']} gives a record other features alone than beside other "
+                "records, so these would be private statistics that nobody charges: take out what looks at the whole "
+                "batch, such as BatchNorm in training mode (.eval() makes it a fixed function)"
+            )
+        self._is_tried = True
 
 
 _worker: _Worker | None = None  # of this process, if it is one that computes

@@ -16,7 +16,8 @@ class Extractor(Protocol):
     Formal guarantee. Features cost no privacy budget, under these assumptions:
 
     - The function is fixed: nothing in it was computed from the private records. Its settings are public.
-    - It treats records independently: the features of a record are a function of that record alone.
+    - It treats records independently: the features of a record are a function of that record alone. One record is
+      tried before anything is cached, and an extractor that fails there is refused. That is no proof.
 
     An extractor must be picklable, because the processes that compute features each build a module of their own.
     """
