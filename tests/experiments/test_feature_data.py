@@ -14,6 +14,7 @@ from spectral_dp.experiments.audit_target import statistics_target, target_from_
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.features.normalization import release_moments
+from spectral_dp.mechanism.noise import SeededNoise
 
 pytest.importorskip("kymatio")
 
@@ -107,6 +108,25 @@ class TestPrivateStatistics:
         read = feature_data.load_features(settings(feature_norm="none", **part)).train_images
         released = feature_data.statistics_release(chosen, _head(), feature_data.load_features(chosen))
         assert torch.equal(released.maps[:], read[:])
+
+    @pytest.mark.parametrize("reproducible", [False, True])
+    def test_noise_is_secret_unless_the_run_is_reproducible(self, monkeypatch, reproducible):
+        """Catches noise that whoever knows the seed can take off, and noise that comes again in the first step."""
+        sources = []
+
+        def listen(rows, public, *, noise, **_):
+            sources.append(noise)
+            return public
+
+        monkeypatch.setattr(feature_data, "private_channel_statistics", listen)
+        chosen = settings(feature_norm="private", reproducible=reproducible, seed=3)
+        head = feature_data.with_normalization(chosen, _head(), (81, 2, 2))
+        for _ in range(2):
+            feature_data.statistics_release(chosen, head, feature_data.load_features(chosen)).release(Ledger())
+        one, two = (source.normal((8,)) for source in sources)
+        assert [source.is_private for source in sources] == [not reproducible] * 2
+        assert torch.equal(one, two) is reproducible
+        assert not torch.equal(one, SeededNoise(3, reproducibility_over_privacy=True).normal((8,)))
 
     def test_are_listed_in_the_statement(self, tmp_path):
         _, directory = run(tmp_path, settings(feature_norm="private"))

@@ -61,6 +61,11 @@ class TestWhatIsReleased:
         monkeypatch.setattr("spectral_dp.features.normalization._ROWS_AT_ONCE", 7)
         assert torch.allclose(release(rows, noise=Silent()).mean, whole.mean, atol=1e-6)
 
+    def test_is_divided_by_the_public_number_of_records(self):
+        """Catches a division by how many there are, which is private."""
+        one, two = (release(maps(50), noise=Silent(), records=n).mean - PUBLIC.mean for n in (50, 100))
+        assert torch.allclose(one, 2 * two, rtol=1e-4)
+
     def test_without_records_there_is_noise_alone(self):
         assert bool((release(maps(0), records=100).std > 0).all())
 
