@@ -105,6 +105,8 @@ def test_names_tell_caches_apart(made):
     [
         ("description.json", "{", "description.json is damaged"),
         ("description.json", "{}", "description.json is damaged"),
+        ("description.json", '{"rows_of_a_chunk": 3, "shape": [10, 2, 4, "4"]}', "description.json is damaged"),
+        ("description.json", '{"rows_of_a_chunk": 3, "shape": [-10, 2, 4, 4]}', "description.json is damaged"),
         ("journal.txt", "0 zz\n", "journal.txt is damaged"),
         ("journal.txt", "77 00000000\n", "journal.txt is of another cache"),
     ],

@@ -210,8 +210,8 @@ def read_description(path: Path) -> dict[str, Any]:
     """Returns the description of the cache in a directory."""
     try:
         description = json.loads((path / "description.json").read_text())
-        rows, count = description["rows_of_a_chunk"], description["shape"][0]
-        if not (isinstance(rows, int) and rows > 0 and isinstance(count, int)):
+        sizes = [description["rows_of_a_chunk"], *description["shape"]]
+        if len(sizes) < 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
             raise ValueError("it has no shape")
     except FileNotFoundError as error:
         raise FeatureError(
