@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spectral_dp import PrivacyEngine
-from spectral_dp.accounting import Ledger, Phase, budget, privacy_loss
+from spectral_dp.accounting import Ledger, Phase, budget, calibrate_noise, privacy_loss
 from spectral_dp.accounting.budget import Budget, BudgetExhausted, EngineAccountant
 from spectral_dp.relations import Relation
 
@@ -247,3 +247,23 @@ def test_a_ledger_of_fewer_steps_takes_nothing_back():
     assert sum(allowance.after((phase._replace(steps=6),)).left.values()) == 6
     for fewer in ((phase._replace(steps=3),), (), (phase._replace(noise_multiplier=2.0),)):
         assert allowance.after(fewer) is None
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("accountant", "relation"), [("pld", ADD), ("rdp", ADD), ("pld", REPLACE)])
+@pytest.mark.parametrize(("rate", "steps"), [(0.05, 40), (1.0, 4)])
+def test_steps_leave_room_for_reserved_releases(accountant, relation, rate, steps, is_first):
+    """Catches steps beyond the plan that take the room of a release that is made after them."""
+    other, ledger = Phase(5.0, 1.0, 1), Ledger(relation)
+    sigma = calibrate_noise(2.0, DELTA, rate, steps, accountant=accountant, relation=relation, beside=[other])
+    plan = Budget(2.0, DELTA, Phase(sigma, rate, steps), True, accountant, [other])
+    if is_first:
+        ledger.record(*other)
+    made = 0
+    while not plan.is_spent(ledger, sigma, rate):
+        ledger.record(sigma, rate)
+        made += 1
+    if not is_first:
+        ledger.record(*other)
+    assert made >= steps
+    assert ledger.epsilon(DELTA, accountant=accountant) <= 2.0

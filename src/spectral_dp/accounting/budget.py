@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -58,6 +60,7 @@ class Budget:
 
     - A step is allowed only if the epsilon that ``Ledger.epsilon`` reports after it is within the budget.
     - A step is refused only if that epsilon is not within the budget.
+    - Both hold with the releases for which room is reserved: those that the ledger does not list yet are added to it.
 
     Epsilon is nevertheless seldom computed. It is computed once for an :class:`Allowance` of future steps, which are
     then only counted. If the noise or the sample rate changes at every step, it is computed some dozens of times in a
@@ -69,10 +72,21 @@ class Budget:
         planned: Phase for which the noise was calibrated. As long as all steps are of this phase, nothing is computed.
         stop: Whether a step beyond the budget is an error. Otherwise the first such step gives a warning.
         accountant: Accounting method, ``"pld"`` or ``"rdp"``.
+        reserved: Other releases for which steps must leave room. Room for one is free again once the ledger lists a
+            step with its noise multiplier and its sample rate.
     """
 
-    def __init__(self, epsilon: float, delta: float, planned: Phase, stop: bool, accountant: Accountant) -> None:
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        planned: Phase,
+        stop: bool,
+        accountant: Accountant,
+        reserved: Sequence[Phase] = (),
+    ) -> None:
         self.epsilon, self.delta, self.planned, self.stop, self.accountant = epsilon, delta, planned, stop, accountant
+        self.reserved = tuple(checked_phase(*phase) for phase in reserved)
         self._warned = False
         self._allowance: Allowance | None = None
         self._variance_per_epsilon = 0.0  # of the latest phases for which epsilon was computed
@@ -80,6 +94,7 @@ class Budget:
     def is_spent(self, ledger: Ledger, noise_multiplier: float, sample_rate: float) -> bool:
         """Returns whether one more step, with this noise and sample rate, would exceed the budget."""
         phases, step = ledger.phases, checked_phase(noise_multiplier, sample_rate, 1)
+        phases = (*_not_listed(self.reserved, phases), *phases)
         as_planned = {phase[:2] for phase in (*phases[:2], step)} == {self.planned[:2]}  # equal steps are one phase
         if as_planned and ledger.steps < self.planned.steps:
             return False
@@ -188,6 +203,20 @@ class Allowance(NamedTuple):
         if len(cells) > MAX_KINDS:
             return None
         return Allowance(phases, left, self.level, cells, seen)
+
+
+def _not_listed(reserved: tuple[Phase, ...], phases: tuple[Phase, ...]) -> list[Phase]:
+    """Returns those of the reserved releases that these phases do not list."""
+    listed = Counter[Kind]()
+    for phase in phases if reserved else ():
+        listed[phase[:2]] += phase.steps
+    missing = []
+    for phase in reserved:
+        found = min(listed[phase[:2]], phase.steps)
+        listed[phase[:2]] -= found
+        if found < phase.steps:
+            missing.append(phase._replace(steps=phase.steps - found))
+    return missing
 
 
 def _counts_as_unsampled(phase: Phase) -> bool:

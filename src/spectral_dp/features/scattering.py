@@ -129,9 +129,7 @@ class ScatteringTransform(nn.Module):
             expected = (len(self.scattering.mean), *self.size)
             raise FeatureError(f"expected images of shape (B, {', '.join(map(str, expected))}), got {images.shape[1:]}")
         if images.dtype != torch.uint8 and not images.is_floating_point():
-            raise FeatureError(
-                f"images are bytes from 0 to 255 or floating-point from 0 to 1, got {images.dtype}"
-            )
+            raise FeatureError(f"images are bytes from 0 to 255 or floating-point from 0 to 1, got {images.dtype}")
         pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
         x = F.pad((pixels - self.mean) / self.std, self._padding, mode="reflect").flatten(0, 1)  # type: ignore[operator]
         spectrum, zeroth, first, second = torch.fft.fft2(x), self._averaged(x[:, None], 0), [], []

@@ -319,8 +319,8 @@ class PrivacyEngine:
                 steps beyond it. If false, the first step beyond the budget gives a warning. The budget belongs to the
                 engine: it also holds for runs that later calls of :meth:`make_private` set up.
             other_releases: Releases of the same records beside training, such as private statistics of them, which are
-                to be within the same budget. The noise leaves room for them. Whoever makes them enters them in
-                ``engine.accountant.ledger`` after this call, before the release.
+                to be within the same budget. The noise leaves room for them, and so do steps beyond the plan. Whoever
+                makes them enters them in ``engine.accountant.ledger`` after this call, before the release.
 
         Returns:
             The same as :meth:`make_private`.
@@ -376,7 +376,9 @@ class PrivacyEngine:
         )
         assert self._run is not None
         planned = Phase(sigma, rate, steps)
-        self._run.books.budget = Budget(target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name)
+        self._run.books.budget = Budget(
+            target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name, other_releases
+        )
         return result
 
     def get_epsilon(self, delta: float) -> float:
