@@ -36,7 +36,7 @@ def test_computes_once_and_keeps(tmp_path):
     ("arguments", "message"),
     [
         (["digits"], "say which features"),
-        (["digits", "--scattering", "--image-size", 10], "multiples of 4, got 10 x 10"),
+        (["digits", "--scattering", "--image-size", 10], "multiples of 4 and at least 8, got 10 x 10"),
         (["nothing", "--scattering"], "nothing"),
         (["mnist", "--scattering"], "spectral-dp data get mnist"),
     ],

@@ -83,7 +83,7 @@ def audit_command(
     audited = _target(run, given, target, sizes, {"dimension": dimension, "returns": returns})
     report = _report(audited, full, confidence, audit_seed, quiet or as_json)
     beside = _statistics(run, given, target)
-    other = beside and _report(beside, full, confidence, audit_seed, quiet or as_json)
+    other = None if beside is None else _report(beside, full, confidence, audit_seed, quiet or as_json)
     ok = report.ok and (other is None or other.ok)
     found = report.to_json() | ({"normalisation": other.to_json(), "ok": ok} if other else {})
     if out is not None:
