@@ -22,6 +22,7 @@ ROOMS = [
     "errors",
     "relations",
     "files",
+    "import_paths",
     "accounting",
     "mechanism",
     "split_attention",

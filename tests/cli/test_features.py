@@ -32,10 +32,21 @@ def test_computes_once_and_keeps(tmp_path):
     assert "digits test plain: 360 x 81 x 2 x 2" in again.stdout
 
 
+def test_features_by_name_have_options():
+    pytest.importorskip("kymatio")
+    result = run("digits", "--features", "scattering", "--feature-option", "scales=1", "--jobs", 1, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)[0]["shape"] == [1437, 9, 4, 4]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["digits"], "say which features"),
+        (["digits", "--scattering", "--features", "scattering"], "give one of them"),
+        (["digits", "--features", "wavelets"], "unknown features 'wavelets': choose one of scattering"),
+        (["digits", "--scattering", "--feature-option", "depth=3"], "no option depth: choose from scales, angles"),
+        (["digits", "--scattering", "--feature-option", "scales"], "NAME=VALUE"),
         (["digits", "--scattering", "--image-size", 10], "multiples of 4 and at least 8, got 10 x 10"),
         (["nothing", "--scattering"], "nothing"),
         (["mnist", "--scattering"], "spectral-dp data get mnist"),

@@ -55,6 +55,12 @@ def test_flags_that_are_repeated():
     assert given[0] == {"layer_ratios": {"fc1": 0.5, "fc2": 0.25}, "dense_layers": ["fc3"]}
 
 
+def test_options_of_features_are_numbers_where_they_read_as_such():
+    given, _ = invoke("--feature-option", "scales=3", "--feature-option", "ratio=0.5", "--feature-option", "weights=a")
+    assert given[0] == {"feature_options": {"scales": 3, "ratio": 0.5, "weights": "a"}}
+    assert "NAME=VALUE" in invoke("--feature-option", "scales")[1].output
+
+
 @pytest.mark.parametrize("pair", ["fc1", "fc1=half", "=0.5"])
 def test_a_ratio_that_is_none_says_how_to_write_it(pair):
     given, result = invoke("--layer-ratio", pair)

@@ -69,6 +69,35 @@ class TestWhatIsRead:
         assert not feature_data.reads_features(chosen)
         assert feature_data.feature_shape(chosen, (1, 8, 8)) == (1, 8, 8)
 
+    @pytest.mark.parametrize("model", ["linear", "tests.support.extractors:vector_head"])
+    def test_any_features_go_the_same_way(self, tmp_path, model):
+        """A front end that nobody registered, vectors, a head of one's own: from settings to a statement."""
+        chosen = settings(
+            model=model, features="tests.support.extractors:pooled", feature_options={"cells": 4}, epochs=8
+        )
+        assert feature_data.feature_shape(chosen, (1, 8, 8)) == (16,)
+        summary, directory = run(tmp_path, chosen)
+        assert summary["heldout_accuracy"] > 0.3
+        stated = json.loads(directory.privacy.read_text())
+        assert "vouches" in stated["features"]
+        assert "nothing of them is released" in stated["features"]
+
+    def test_the_convolutional_head_reads_any_maps(self):
+        chosen = settings(model="cnn", features="tests.support.extractors:doubled")
+        assert feature_data.feature_shape(chosen, (1, 8, 8)) == (2, 8, 8)
+        assert feature_data.load_features(chosen).input_shape == (2, 8, 8)
+
+    def test_groups_must_be_said_where_the_features_have_no_default(self):
+        chosen = settings(model="linear", features="tests.support.extractors:pooled", feature_norm="group")
+        with pytest.raises(SettingsError, match="give feature_groups"):
+            feature_data.load_features(chosen)
+
+    @pytest.mark.parametrize("norm", ["public", "private"])
+    def test_vectors_are_normalised_by_coordinate(self, tmp_path, norm):
+        chosen = settings(model="linear", features="tests.support.extractors:pooled", feature_norm=norm)
+        summary, _ = run(tmp_path, chosen)
+        assert summary["heldout_accuracy"] > 0.3
+
     def test_validation_is_held_out(self):
         data = feature_data.load_features(settings(validation_size=100, test_size=50))
         assert (len(data.train_images), len(data.test_images)) == (1337, 50)

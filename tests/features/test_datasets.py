@@ -20,7 +20,7 @@ def test_features_lie_in_the_cache_directory(tmp_path, monkeypatch):
     )
 
 
-def test_scattering_uses_published_constants():
+def test_facts_are_the_published_constants():
     digits = load_dataset("digits")
-    scattering = datasets.scattering_of(digits)
-    assert (scattering.mean, scattering.std, scattering.maps) == (digits.mean, digits.std, 81)
+    facts = datasets.facts_of(digits)
+    assert (facts.shape, facts.mean, facts.std) == ((1, 8, 8), digits.mean, digits.std)

@@ -56,6 +56,12 @@ class TestWhatIsReleased:
         assert torch.allclose(found.mean.double(), x.mean((0, 2, 3)), atol=2e-2)
         assert torch.allclose(found.std.double(), x.std((0, 2, 3)), rtol=3e-2)
 
+    def test_vectors_are_channels_of_one_position(self):
+        rows = maps(300)[:, :, :1, :1]
+        one, two = release(rows, noise=Silent()), release(rows[:, :, 0, 0], noise=Silent())
+        assert torch.allclose(one.mean, two.mean)
+        assert torch.allclose(one.std, two.std)
+
     def test_parts_do_not_matter(self, monkeypatch):
         rows, whole = maps(50), release(maps(50), noise=Silent())
         monkeypatch.setattr("spectral_dp.features.normalization._ROWS_AT_ONCE", 7)

@@ -42,6 +42,14 @@ def test_the_head_on_kept_cosines_is_the_filtered_layer():
     assert torch.allclose(sums[0], sums[1].flatten(1), atol=1e-5)
 
 
+def test_vectors_are_prepared_likewise():
+    vectors = torch.randn(3, 2, 12)
+    made = Prepared(groups=4).module((2, 12))(vectors)
+    assert made.shape == (3, *Prepared(groups=4).output_shape((2, 12))) == (3, 12)
+    assert torch.allclose(made, torch.nn.functional.group_norm(vectors.mean(1), 4))
+    assert torch.equal(Prepared().module((12,))(vectors[:, 0]), vectors[:, 0])
+
+
 def test_views_are_averaged():
     views = torch.randn(2, 2, 3, 4, 4)
     assert torch.allclose(Prepared().module((2, 3, 4, 4))(views), views.mean(1))
@@ -51,7 +59,8 @@ def test_views_are_averaged():
     ("options", "shape", "message"),
     [
         ({"groups": 4}, (6, 4, 4), "no multiple of 4 groups: choose one of 1, 2, 3, 6"),
-        ({}, (6, 4), "expected maps"),
+        ({}, (2, 2, 6, 4, 4), "expected maps"),
+        ({"ratio": 0.5}, (6,), "no frequencies to drop"),
         ({"groups": 6}, (6, 1, 1), "one number each"),  # torch accepts it or not by the number of records
     ],
 )

@@ -26,7 +26,14 @@ def test_sizes_are_those_of_tramer_and_boneh(name, shape, numbers):
     model = models.build(name, input_shape=shape, classes=10)
     assert sum(p.numel() for p in model.parameters()) == numbers
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
-    assert models.entry(name).reads == "scattering"
+    assert (models.entry(name).reads, models.entry(name).features) == ("features", "scattering")
+
+
+def test_the_heads_on_any_features_are_the_same_heads():
+    for name, shape in (("linear", (30,)), ("linear", (5, 3, 3)), ("cnn", (200, 4, 4)), ("cnn", (20, 5, 5))):
+        model = models.build(name, input_shape=shape, classes=3)
+        assert model(torch.zeros(2, *shape)).shape == (2, 3)
+        assert (models.entry(name).reads, models.entry(name).features) == ("features", None)
 
 
 def test_the_linear_head_begins_at_zero():

@@ -63,3 +63,42 @@ class _Pause(nn.Module):
 
         time.sleep(0.02)
         return rows
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Brightness of an image in some cells a side, as a vector: ``(C, H, W) -> (C cells^2,)``."""
+
+    cells: int = 2
+    name: str = "pooled"
+
+    @property
+    def settings(self):
+        return {"cells": self.cells}
+
+    def output_shape(self, input_shape):
+        return (input_shape[0] * self.cells**2,)
+
+    def module(self, input_shape):
+        return nn.Sequential(_Scaled(0.0), nn.AdaptiveAvgPool2d(self.cells), nn.Flatten(), _Half())
+
+
+class _Half(nn.Module):
+    def forward(self, x):
+        return x[:, : x.shape[1] // 2] / 255
+
+
+def pooled(images, *, cells=2):
+    """A factory as a user would write one."""
+    return Pooled(cells)
+
+
+def doubled(images):
+    """A factory of maps, without options."""
+    return Scaled(1 / 255)
+
+
+def vector_head(input_shape, classes):
+    """A head of one's own, on vectors."""
+    (size,) = input_shape
+    return nn.Linear(size, classes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spectral_dp.cli.options import plain_errors
+from spectral_dp.cli.options import named_values, plain_errors
 from spectral_dp.cli.progress import INTERRUPTED, progress_bar
 
 if TYPE_CHECKING:
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 
 def features_command(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data set; `spectral-dp data list` has them.")],
+    features: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which features: scattering, or your own as package.module:factory."),
+    ] = None,
     scattering: Annotated[
-        bool, typer.Option("--scattering", help="Wavelet scattering: two scales, eight angles, order two.")
+        bool, typer.Option("--scattering", help="Wavelet scattering, two scales, eight angles, order two unless said.")
     ] = False,
+    feature_option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Option of the features. May be repeated.")
+    ] = None,
     mirrored: Annotated[
         bool, typer.Option("--mirrored", help="Also those of the mirrored training images, for augmentation.")
     ] = False,
@@ -43,16 +50,18 @@ def features_command(
     \b
     spectral-dp features cifar10 --scattering
     spectral-dp features cifar10 --scattering --mirrored --jobs 2
+    spectral-dp features mnist --features scattering --feature-option scales=1
     """  # noqa: D301  (\b is for click: keep these lines as they are)
-    if not scattering:
-        raise typer.BadParameter("say which features to compute: --scattering")
     with plain_errors():
         from spectral_dp.data import load_dataset  # late: torch takes a second
-        from spectral_dp.features.datasets import Split, dataset_features, scattering_of
+        from spectral_dp.features import build_extractor
+        from spectral_dp.features.datasets import Split, dataset_features, facts_of
         from spectral_dp.features.views import View
 
+        name = _one_name({"--features": features, "--scattering": "scattering" if scattering else None})
         images = load_dataset(dataset, path=data_path, cache=cache)
         images = images.resized(image_size) if image_size else images
+        extractor = build_extractor(name, facts_of(images), named_values(feature_option or []))
         variants: list[tuple[Split, View]] = [("train", "plain"), ("test", "plain")]
         made = []
         for split, view in variants + [("train", "mirrored")] * mirrored:
@@ -65,7 +74,7 @@ def features_command(
 
                     found = dataset_features(
                         images,
-                        scattering_of(images),
+                        extractor,
                         split,
                         view=view,
                         cache=cache,
@@ -84,3 +93,13 @@ def features_command(
                 typer.echo(f"{title}: {' x '.join(map(str, found.shape))}, {seconds} s, {found.path}")
     if as_json:
         typer.echo(json.dumps(made, indent=2))
+
+
+def _one_name(given: dict[str, str | None]) -> str:
+    """Returns which features were asked for, by one flag or another."""
+    names = {flag: name for flag, name in given.items() if name is not None}
+    if not names:
+        raise typer.BadParameter(f"say which features to compute: {', or '.join(given)}")
+    if len(names) > 1:
+        raise typer.BadParameter(f"{' and '.join(names)} both say which features to compute: give one of them")
+    return next(iter(names.values()))

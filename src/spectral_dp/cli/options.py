@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +23,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 #: Settings whose flag is given once for each element, and what an element looks like.
-_REPEATED = {"dense_layers": "NAME", "layer_max_grad_norms": "C", "layer_ratios": "NAME=RATIO"}
+_REPEATED = {
+    "dense_layers": "NAME",
+    "layer_max_grad_norms": "C",
+    "layer_ratios": "NAME=RATIO",
+    "feature_options": "NAME=VALUE",
+}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,7 +46,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             for name in flags:
                 value = values.pop(name)
                 if value is not None and value != []:
-                    given[name] = _layer_ratios(value) if name == "layer_ratios" else value
+                    given[name] = _PAIRS[name](value) if name in _PAIRS else value
             command(given=given, **values)
 
     config = typer.Option(help="Settings from a TOML file, or the config.json of a run; flags win.")
@@ -123,3 +128,20 @@ def _layer_ratios(pairs: list[str]) -> dict[str, float]:
         if not (name and equals):
             raise typer.BadParameter(f"--layer-ratio {pair}: write it as NAME=RATIO, such as fc1=0.5")
     return ratios
+
+
+def named_values(pairs: list[str]) -> dict[str, int | float | str]:
+    """Returns options that were given as NAME=VALUE; what reads as a number is one."""
+    options: dict[str, int | float | str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise typer.BadParameter(f"--feature-option {pair}: write it as NAME=VALUE, such as scales=3")
+        options[name] = value
+        for kind in (float, int):
+            with suppress(ValueError):
+                options[name] = kind(value)
+    return options
+
+
+_PAIRS: dict[str, Callable[[list[str]], Any]] = {"layer_ratios": _layer_ratios, "feature_options": named_values}

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from spectral_dp import data, models
+from spectral_dp import data
 from spectral_dp.accounting import Ledger, Phase
 from spectral_dp.data import ImageDataset, catalog
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
-from spectral_dp.features import FeatureDataset, FeatureRows, Prepared, Scattering, ViewsOfRows, extract_features
-from spectral_dp.features.datasets import Split, dataset_features, features_directory, scattering_of
+from spectral_dp.features import (
+    Extractor,
+    FeatureDataset,
+    FeatureRows,
+    ImageFacts,
+    Prepared,
+    ViewsOfRows,
+    build_extractor,
+    extract_features,
+    extractor_entry,
+)
+from spectral_dp.features.datasets import Split, dataset_features, features_directory
 from spectral_dp.features.normalization import (
     ChannelNormalization,
     ChannelStatistics,
@@ -29,20 +40,31 @@ _NOISE_OF_STATISTICS = 0x5EED  # added to the seed of a reproducible run: its tr
 
 def reads_features(settings: ResolvedSettings) -> bool:
     """Returns whether the model of a run reads cached features, not images."""
-    return models.entry(settings.model).reads != "images"
+    return settings.features is not None
+
+
+def extractor_of(settings: ResolvedSettings, shape: tuple[int, int, int] | None = None) -> Extractor:
+    """Returns the front end of a run, for images of its data set, or of another ``shape`` (as audits have)."""
+    assert settings.features is not None
+    info, shape = catalog.find(settings.dataset), shape or image_shape(settings)
+    is_of_data_set = shape[0] == len(info.mean)
+    mean, std = (info.mean, info.std) if is_of_data_set else ((0.5,) * shape[0], (0.25,) * shape[0])
+    return build_extractor(settings.features, ImageFacts(shape, mean, std), settings.feature_options)
 
 
 def prepared_by(settings: ResolvedSettings) -> Prepared:
     """Returns how the features of a run are prepared, once, before a head reads them."""
-    return Prepared(settings.feature_groups if settings.feature_norm == "group" else 0, settings.feature_ratio or 0.0)
+    if settings.feature_norm == "group" and not settings.feature_groups:
+        raise SettingsError(f"feature_norm group of {settings.features} features: give feature_groups, how many groups")
+    groups = settings.feature_groups if settings.feature_norm == "group" else 0
+    return Prepared(groups or 0, settings.feature_ratio or 0.0)
 
 
 def feature_shape(settings: ResolvedSettings, shape: tuple[int, int, int]) -> tuple[int, ...]:
     """Returns the shape of what the model of a run reads of an image of this shape."""
     if not reads_features(settings):
         return shape
-    ones = (1.0,) * shape[0]
-    return prepared_by(settings).output_shape(Scattering(ones, ones).output_shape(shape))
+    return prepared_by(settings).output_shape(extractor_of(settings, shape).output_shape(shape))
 
 
 def load_features(settings: ResolvedSettings) -> FeatureDataset:
@@ -73,7 +95,7 @@ def load_features(settings: ResolvedSettings) -> FeatureDataset:
 
 
 def _rows(settings: ResolvedSettings, images: ImageDataset, split: Split) -> FeatureRows:
-    extractor, jobs = scattering_of(images), settings.threads or torch.get_num_threads()
+    extractor, jobs = extractor_of(settings), settings.threads or torch.get_num_threads()
     views = VIEWS if settings.mirror_average else VIEWS[:1]
     caches = [dataset_features(images, extractor, split, view=view, jobs=jobs) for view in views]
     source = ViewsOfRows(*caches) if len(caches) > 1 else caches[0]
@@ -88,13 +110,22 @@ def with_normalization(settings: ResolvedSettings, model: nn.Module, shape: tupl
     """Gives the model of a run its normalisation of channels, if it has one; public statistics are set at once."""
     if not reads_features(settings) or settings.feature_norm not in ("private", "public"):
         return model
-    info = catalog.find(settings.dataset)
-    shape_of_image = image_shape(settings)
-    extractor = Scattering(info.mean, info.std)
-    _, height, width = extractor.output_shape(shape_of_image)
-    model = with_channel_normalization(model, shape, height * width)
-    _normalization(model).set(public_channel_statistics(extractor, shape_of_image))
+    extractor, of_image = extractor_of(settings), image_shape(settings)
+    positions = math.prod(extractor.output_shape(of_image)[1:])
+    model = with_channel_normalization(model, shape, positions if settings.feature_ratio else None)
+    _normalization(model).set(public_channel_statistics(extractor, of_image))
     return model
+
+
+def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
+    """Returns what the privacy statement says of the features of a run; nothing if it reads images."""
+    if settings.features is None:
+        return {}
+    assumption = extractor_entry(settings.features).assumption
+    return {
+        "features": f"{settings.features}: {assumption}. They are a fixed public function of one record, so nothing of "
+        "them is released or charged; cached, they are as private as the records"
+    }
 
 
 def statistics_phases(settings: ResolvedSettings) -> tuple[Phase, ...]:

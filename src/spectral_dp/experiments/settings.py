@@ -83,10 +83,22 @@ class _Options:
         1, "Augmented views of each sample, whose gradients are averaged before clipping."
     )
 
-    feature_norm: Literal["group", "private", "public", "none"] = _data(
-        "group", "How scattering features are normalised: by image, or by channel, with private or public statistics."
+    features: str | None = _data(
+        None,
+        "Cached features that the model reads, not images: scattering, or your own as package.module:factory "
+        "(default: the model's).",
     )
-    feature_groups: int = _data(27, "Groups of channels that are normalised by image, with --feature-norm group.")
+    feature_options: dict[str, int | float | str] = _data(
+        {}, "Option of the features, as NAME=VALUE, such as scales=3. May be repeated."
+    )
+    feature_norm: Literal["group", "private", "public", "none"] | None = _data(
+        None,
+        "How features are normalised: by image, or by channel, with private or public statistics (default: the "
+        "features').",
+    )
+    feature_groups: int | None = _data(
+        None, "Groups of channels that are normalised by image, with --feature-norm group (default: the features')."
+    )
     feature_noise_multiplier: float = _data(
         20.0, "Noise multiplier of the private statistics, which are part of the budget, with --feature-norm private."
     )
@@ -94,7 +106,8 @@ class _Options:
 
     model: str = _model(
         "model1",
-        "Network: model1, lenet5, model2, model3, scatter-linear, scatter-cnn, or your own as package.module:factory.",
+        "Network: model1, lenet5, model2, model3; on features linear, cnn, scatter-linear, scatter-cnn; or your own as "
+        "package.module:factory.",
     )
     activation: Literal["tanh", "relu"] | None = _model(None, "Activation function; tanh where the model has a choice.")
     block_size: int | None = _model(
@@ -244,11 +257,19 @@ class Settings(_Options):
         """Returns the settings with every default that depends on others filled in.
 
         Raises:
-            ValueError: There is no such model.
+            ValueError: There is no such model, or there are no such features.
         """
-        from spectral_dp import models  # late: torch takes a second
+        from spectral_dp import features, models  # late: torch takes a second
 
-        values, recommended = self.to_dict(), models.entry(self.model).spectral
+        entry = models.entry(self.model)
+        values, recommended = self.to_dict() | {"features": self.features or entry.features}, entry.spectral
+        if values["features"] is not None:
+            for name, value in features.extractor_entry(values["features"]).settings.items():
+                values[name] = value if values[name] is None else values[name]
+            values["feature_norm"] = values["feature_norm"] or "none"
+        elif entry.reads == "features":
+            listed = ", ".join(features.extractor_names())
+            raise SettingsError(f"the model {self.model} reads features: say which with features, one of {listed}")
         undecided = all(
             values[name] in (None, {}, []) for name in (*_OPEN, "layer_ratios", "dense_layers", "feature_ratio")
         )
@@ -325,9 +346,14 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
     if kind is float and type(value) is float and not math.isfinite(value):
         raise SettingsError(f"{name} must be finite, got {value}")
     if typing.get_origin(kind) is dict:
-        if isinstance(value, dict) and all(type(v) in (int, float) for v in value.values()):
-            return {str(k): float(v) for k, v in value.items()}
-        raise SettingsError(f"{name} must map layer names to numbers, got {value!r}")
+        _, element = typing.get_args(kind)
+        numbers = element is float
+        if isinstance(value, dict) and all(
+            type(v) in ((int, float) if numbers else (int, float, str)) for v in value.values()
+        ):
+            return {str(k): float(v) if numbers else v for k, v in value.items()}
+        what = "layer names to numbers" if numbers else "names to numbers or texts"
+        raise SettingsError(f"{name} must map {what}, got {value!r}")
     if typing.get_origin(kind) is list:
         (element,) = typing.get_args(kind)
         accepted, what = ((int, float), "numbers") if element is float else ((str,), "layer names")

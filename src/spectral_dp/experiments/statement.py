@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spectral_dp._version import __version__
+from spectral_dp.experiments.feature_data import feature_facts
 from spectral_dp.experiments.methods import Method
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings
@@ -82,6 +83,7 @@ def privacy_statement(settings: ResolvedSettings, method: Method, made_by: dict[
         "max_grad_norm": settings.sensitivity_bound,
         "sampling": "Poisson: every record takes part in every step with the sample rate, independently",
         **facts,
+        **feature_facts(settings),
         "ledger_identity": ledger.identity,  # with the head: which checkpoint this is the statement of
         "ledger_head": ledger.head,
         "covers": "all weights the run passed through, and whatever is computed from them",

@@ -1,7 +1,7 @@
 """Features of frozen front ends: computed once, kept on the disk, read as they are needed.
 
 - ``extractor`` is the protocol of a front end: a name, settings, the shape of what comes out, and a module.
-- ``scattering`` is one, on the wavelets of ``kymatio_filters``.
+- ``scattering`` is one, on the wavelets of ``kymatio_filters``; ``registry`` has all of them by name.
 - ``extraction`` computes features, by several processes, into a ``cache``; ``views`` are augmented images.
 - ``prepared`` is what a head reads of cached maps, ``rows`` are parts and views of caches, ``dataset`` puts labels to
   them, and ``datasets`` finds the features of the catalog's data sets in the user's cache directory.
@@ -20,6 +20,14 @@ from spectral_dp.features.normalization import (
     public_channel_statistics,
 )
 from spectral_dp.features.prepared import Prepared
+from spectral_dp.features.registry import (
+    ExtractorEntry,
+    ImageFacts,
+    build_extractor,
+    extractor_entry,
+    extractor_names,
+    register_extractor,
+)
 from spectral_dp.features.rows import FeatureRows, ViewsOfRows
 from spectral_dp.features.scattering import Scattering, ScatteringTransform
 from spectral_dp.features.views import VIEWS, View
@@ -30,16 +38,22 @@ __all__ = [
     "ChannelStatistics",
     "ExtractionProgress",
     "Extractor",
+    "ExtractorEntry",
     "FeatureCache",
     "FeatureDataset",
     "FeatureError",
     "FeatureRows",
+    "ImageFacts",
     "Prepared",
     "Scattering",
     "ScatteringTransform",
     "View",
     "ViewsOfRows",
+    "build_extractor",
     "extract_features",
+    "extractor_entry",
+    "extractor_names",
     "private_channel_statistics",
     "public_channel_statistics",
+    "register_extractor",
 ]

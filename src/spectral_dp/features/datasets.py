@@ -11,7 +11,7 @@ from spectral_dp.data import ImageDataset, cache_directory
 from spectral_dp.features.cache import FeatureCache
 from spectral_dp.features.extraction import ExtractionProgress, extract_features
 from spectral_dp.features.extractor import Extractor
-from spectral_dp.features.scattering import Scattering
+from spectral_dp.features.registry import ImageFacts
 from spectral_dp.features.views import View
 
 Split = Literal["train", "test"]
@@ -53,6 +53,6 @@ def dataset_features(
     )
 
 
-def scattering_of(dataset: ImageDataset) -> Scattering:
-    """Returns the scattering of the paper for a data set, with its published mean and standard deviation."""
-    return Scattering(dataset.mean, dataset.std)
+def facts_of(dataset: ImageDataset) -> ImageFacts:
+    """Returns the public facts of the images of a data set: what a front end is made from."""
+    return ImageFacts(dataset.input_shape, dataset.mean, dataset.std)

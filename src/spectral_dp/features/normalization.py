@@ -86,7 +86,7 @@ def public_channel_statistics(
     Formal guarantee. No private record is read, so nothing is released and nothing is to be charged.
 
     Args:
-        extractor: What computes the features ``(C, H, W)``.
+        extractor: What computes the features, maps ``(C, H, W)`` or vectors ``(C,)``.
         input_shape: Shape ``(C, H, W)`` of an image.
         images: How many images to generate.
         seed: Seed of the generator.
@@ -96,7 +96,7 @@ def public_channel_statistics(
     module = extractor.module(input_shape)
     with torch.no_grad():
         features = torch.cat([module(part) for part in pixels.split(16)]).double()
-    std, mean = torch.std_mean(features, dim=(0, 2, 3))
+    std, mean = torch.std_mean(features, dim=[axis for axis in range(features.ndim) if axis != 1])
     return ChannelStatistics(mean.float(), std.clamp(min=1e-3 * float(std.max())).float())
 
 
@@ -122,15 +122,16 @@ def private_channel_statistics(
     * Under which assumptions: ``public`` depends on no private record, and ``records`` is public, as it is in training.
 
     Args:
-        rows: The features ``(N, C, H, W)``, read in parts: a cache, or rows of one.
+        rows: The features ``(N, C, H, W)`` or ``(N, C)``, read in parts: a cache, or rows of one.
         public: Statistics that depend on no private record.
         noise_multiplier: ``σ`` of the release.
         records: The public number of records to divide by.
         ledger: The ledger that the release is charged to.
         noise: The source of the noise. By default a new :class:`~spectral_dp.mechanism.noise.SecureNoise`.
     """
-    if len(rows.shape) != 4 or rows.shape[1] != len(public.mean):
-        raise FeatureError(f"expected maps (N, {len(public.mean)}, H, W), got {tuple(rows.shape)}")
+    channels = len(public.mean)
+    if len(rows.shape) not in (2, 4) or rows.shape[1] != channels:
+        raise FeatureError(f"expected maps (N, {channels}, H, W) or vectors (N, {channels}), got {tuple(rows.shape)}")
     if records < 1 or not noise_multiplier > 0:
         raise FeatureError(
             f"private statistics need a positive noise_multiplier and number of records, got {noise_multiplier}, "
@@ -149,9 +150,10 @@ def private_channel_statistics(
 
 
 def moments(rows: Tensor, public: ChannelStatistics) -> Tensor:
-    """Returns what each record contributes, in units of the bounds: ``(n, C, H, W) -> (n, 2 C)`` in float64."""
+    """Returns what each record contributes, in units of the bounds: ``(n, C, [H, W]) -> (n, 2 C)`` in float64."""
     root = math.sqrt(len(public.mean))
-    x = ((rows.double() - public.mean.view(-1, 1, 1)) / public.std.view(-1, 1, 1)).flatten(2)
+    positions = rows.flatten(2) if rows.ndim > 2 else rows[..., None]
+    x = (positions.double() - public.mean.view(-1, 1)) / public.std.view(-1, 1)
     return torch.cat([x.mean(2) / (MEAN_BOUND * root), x.square().mean(2) / (SQUARE_BOUND * root)], dim=1)
 
 

@@ -7,6 +7,7 @@ of dropped coefficients that begin at zero stay there. But a step costs only the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,14 +23,15 @@ from spectral_dp.mechanism.projection import Projection
 from spectral_dp.mechanism.transforms import get_transform
 
 _VERSION = 1
+_WITH_VIEWS = (2, 4)  # numbers of axes: views come before the axes of maps or of vectors
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An :class:`~spectral_dp.features.Extractor` from cached maps ``(C, H, W)``, or views of them ``(V, C, H, W)``.
+    """An :class:`~spectral_dp.features.Extractor` from cached features: maps ``(C, H, W)`` or vectors ``(D,)``.
 
-    Views are averaged. A linear head on features averaged over the mirror image has the same answer for both, which
-    leaves half of the directions to learn.
+    Several views of them come as ``(V, C, H, W)`` or ``(V, D)``, and are averaged. A linear head on features averaged
+    over the mirror image has the same answer for both, which leaves half of the directions to learn.
 
     Attributes:
         groups: Number of groups of channels that are normalised for each record by itself; 0 for none.
@@ -60,19 +62,22 @@ class Prepared:
         return {**asdict(self), "version": _VERSION}
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """Returns ``(C, H, W)``, or ``(C, M)`` if M coefficients of each map are kept."""
-        if len(input_shape) not in (3, 4):
-            raise FeatureError(f"expected maps (C, H, W) or views of them (V, C, H, W), got shape {input_shape}")
-        *_, channels, height, width = input_shape
+        """Returns the shape of one view, ``(C, H, W)`` or ``(D,)``, or ``(C, M)`` if M cosines of a map are kept."""
+        shape = one_view(input_shape)
+        channels, *size = shape
         if self.groups and channels % self.groups:
             divisors = [n for n in range(1, channels + 1) if channels % n == 0]
             raise FeatureError(
                 f"{channels} channels are no multiple of {self.groups} groups: choose one of "
                 f"{', '.join(map(str, divisors))}"
             )
-        if self.groups and channels // self.groups * height * width < 2:
+        if self.groups and math.prod(shape) < 2 * self.groups:
             raise FeatureError(f"{self.groups} groups of one number each have nothing to normalise: use fewer groups")
-        return (channels, self.kept(height, width)) if self.ratio else (channels, height, width)
+        if not self.ratio:
+            return shape
+        if not size:
+            raise FeatureError(f"vectors {shape} have no frequencies to drop: leave the ratio (feature_ratio) out")
+        return channels, self.kept(size[0], size[1])
 
     def kept(self, height: int, width: int) -> int:
         """Returns the number of cosine coefficients that are kept of a map of this size."""
@@ -81,29 +86,40 @@ class Prepared:
     def module(self, input_shape: Shape) -> nn.Module:
         """Returns the module for maps of this shape."""
         self.output_shape(input_shape)
-        return Preparation(self, (input_shape[-2], input_shape[-1])).eval()
+        return Preparation(self, input_shape).eval()
 
 
 class Preparation(nn.Module):
-    """Averages over views, normalises groups of channels, and keeps the lowest cosines: ``(B, [V,] C, H, W) -> ...``.
+    """Averages over views, normalises groups of channels, and keeps the lowest cosines of maps.
 
     It has no parameters, and nothing of it is in its ``state_dict``.
     """
 
-    def __init__(self, prepared: Prepared, size: tuple[int, int]) -> None:
+    def __init__(self, prepared: Prepared, input_shape: Shape) -> None:
         super().__init__()
         self.prepared = prepared
+        self._has_views = len(input_shape) in _WITH_VIEWS
+        size = (input_shape[-2], input_shape[-1]) if prepared.ratio else (1, 1)
         matrix = _projection(prepared.ratio, size).matrix(torch.empty(0)) if prepared.ratio else None
         self.register_buffer("cosines", matrix, persistent=False)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Returns what the head reads, in float32."""
         x = maps.float()
-        if x.ndim == 5:
+        if self._has_views:
             x = x.mean(1)
         if self.prepared.groups:
             x = F.group_norm(x, self.prepared.groups)
         return x if self.cosines is None else x.flatten(2) @ self.cosines.T  # type: ignore[operator]
+
+
+def one_view(input_shape: Shape) -> Shape:
+    """Returns the shape of the features of one view: of maps ``([V,] C, H, W)``, or of vectors ``([V,] D)``."""
+    if len(input_shape) not in (1, 2, 3, 4):
+        raise FeatureError(
+            f"expected maps (C, H, W), vectors (D,), or views of them (V, C, H, W), (V, D), got shape {input_shape}"
+        )
+    return input_shape[1:] if len(input_shape) in _WITH_VIEWS else input_shape
 
 
 def _projection(ratio: float, size: tuple[int, int]) -> Projection:

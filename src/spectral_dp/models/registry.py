@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import nn
 
+from spectral_dp.import_paths import imported_factory
 from spectral_dp.layers import BlockCirculantLinear, convert_linear
 from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
 from spectral_dp.models.scattering import ScatterCNN, ScatterLinear
 
 Factory = Callable[..., nn.Module]
-Reads = Literal["images", "scattering"]
+Reads = Literal["images", "features"]
 
 
 @dataclass(frozen=True)
@@ -28,22 +26,29 @@ class Entry:
     Attributes:
         factory: Called with ``input_shape`` and ``classes``, and with ``activation`` if it takes one.
         spectral: Settings of ``spectral-dp train`` to use with ``--method spectral`` where the user gives none.
-        reads: What the network reads: ``"images"``, or ``"scattering"`` features of them, which are cached.
+        reads: What the network is for: ``"images"``, or cached ``"features"`` of them.
+        features: The features (see ``spectral_dp.features.registry``) to read where the user names none.
     """
 
     factory: Factory
     spectral: Mapping[str, Any] = field(default_factory=dict)
     reads: Reads = "images"
+    features: str | None = None
 
 
 _REGISTRY: dict[str, Entry] = {}
 
 
 def register_model(
-    name: str, factory: Factory, *, spectral: Mapping[str, Any] | None = None, reads: Reads = "images"
+    name: str,
+    factory: Factory,
+    *,
+    spectral: Mapping[str, Any] | None = None,
+    reads: Reads = "images",
+    features: str | None = None,
 ) -> None:
-    """Makes a network known by name; the latest registration wins."""
-    _REGISTRY[name] = Entry(factory, MappingProxyType(dict(spectral or {})), reads)
+    """Makes a network known by name; the latest registration wins. The arguments are those of :class:`Entry`."""
+    _REGISTRY[name] = Entry(factory, MappingProxyType(dict(spectral or {})), reads, features)
 
 
 def entry(name: str) -> Entry:
@@ -51,7 +56,7 @@ def entry(name: str) -> Entry:
     if name in _REGISTRY:
         return _REGISTRY[name]
     if ":" in name:
-        return Entry(_imported(name))
+        return Entry(imported_factory(name, "model"))
     raise ValueError(
         f"unknown model {name!r}: choose one of {', '.join(_REGISTRY)}, or give your own as package.module:factory"
     )
@@ -103,25 +108,13 @@ def build(
     return model
 
 
-def _imported(path: str) -> Factory:
-    module_name, _, attribute = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` would: one's own model usually lies where one works
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot import model {path!r} ({error}): give it as package.module:factory") from error
-    if not callable(factory):
-        raise TypeError(f"{path} is a {type(factory).__name__}, not a function or class that makes a model")
-    return factory
-
-
 # What measurement supports (see results/): filter dense layers over the image that feeds them, tie the others in
 # blocks where they are many, and leave small convolution kernels alone. On LeNet-5 that neither costs nor gains.
 register_model("model1", Model1, spectral={"block_size": 8, "dense_layers": ["fc1"], "layer_ratios": {"fc1": 0.8}})
 register_model("lenet5", LeNet5, spectral={"layer_ratios": {"fc1": 0.4}})
 register_model("model2", Model2)
 register_model("model3", Model3)
-register_model("scatter-linear", ScatterLinear, reads="scattering")
-register_model("scatter-cnn", ScatterCNN, reads="scattering")
+register_model("linear", ScatterLinear, reads="features")
+register_model("cnn", ScatterCNN, reads="features")
+register_model("scatter-linear", ScatterLinear, reads="features", features="scattering")
+register_model("scatter-cnn", ScatterCNN, reads="features", features="scattering")

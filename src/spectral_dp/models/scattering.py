@@ -1,7 +1,7 @@
-"""The paper's networks on scattering features: the heads that are trained, and the whole network on raw images.
+"""Heads on cached features, those of the paper on scattering first, and the whole network on raw images.
 
 The heads are those of Tramèr and Boneh (2021). What they read is cached (``spectral_dp.features``): maps ``(C, H, W)``,
-or for the linear head also kept cosine coefficients ``(C, M)``.
+or for the linear head also kept cosine coefficients ``(C, M)`` and vectors ``(D,)``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from spectral_dp.features.prepared import Prepared
 from spectral_dp.features.scattering import Scattering
 from spectral_dp.models.networks import Activation, activation_layer
 
-_LARGE = 128  # channels from which the head for colour images is taken
+_LARGE = 128  # channels up to which the head for grey images is taken
 
 
 class ScatterLinear(nn.Module):
-    """A linear classifier on scattering features, with weights that begin at zero.
+    """A linear classifier on features of any shape, with weights that begin at zero.
 
     ``normalization`` is the identity until statistics of channels are set (see ``spectral_dp.features.normalization``).
     """
@@ -35,24 +35,31 @@ class ScatterLinear(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(B, C, H, W)`` or ``(B, C, M) -> (B, classes)``."""
+        """``(B, C, H, W)``, ``(B, C, M)`` or ``(B, D) -> (B, classes)``."""
         return self.fc(self.normalization(x).flatten(1))
 
 
 class ScatterCNN(nn.Module):
-    """A small convolutional network on scattering maps, in two forms by the number of channels.
+    """A small convolutional network on maps, in two forms by the number of channels.
 
-    - grey images (81 channels): convolutions of 3 x 3 with 16 (stride 2) and 32 filters, dense layers of 32, classes;
-    - colour images (243 channels): convolutions of 3 x 3 with 64 filters, max-pooling, 64 filters, one dense layer.
+    - at most 128 (scattering of grey images: 81): convolutions of 3 x 3 with 16 (stride 2) and 32 filters, dense layers
+      of 32, classes;
+    - more (scattering of colour images: 243): convolutions of 3 x 3 with 64 filters, max-pooling, 64 filters, one dense
+      layer.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, activation: Activation = "tanh") -> None:
         super().__init__()
         if len(input_shape) != 3:
-            raise ValueError(f"scatter-cnn reads maps (C, H, W), got shape {input_shape}: leave feature_ratio out")
+            raise ValueError(
+                f"the convolutional head reads maps (C, H, W), got shape {input_shape}: leave feature_ratio out, take "
+                "features that are maps, or the model linear"
+            )
         channels, height, width = input_shape
         if min(height, width) < 2:
-            raise ValueError(f"scatter-cnn needs maps of at least 2 x 2, got {height} x {width}: enlarge the images")
+            raise ValueError(
+                f"the convolutional head needs maps of at least 2 x 2, got {height} x {width}: enlarge the images"
+            )
         self.normalization: nn.Module = nn.Identity()
         self.activation = activation_layer(activation)
         self.is_large = channels > _LARGE
@@ -108,7 +115,7 @@ class ScatteringNetwork(nn.Module):
             raise ValueError("views are averaged by a preparation: give prepared=Prepared()")
         self.front_end = scattering.module(input_shape)
         maps = scattering.output_shape(input_shape)
-        self.preparation = None if prepared is None else prepared.module(maps)
+        self.preparation = None if prepared is None else prepared.module((2, *maps) if mirrored else maps)
         self.head, self.mirrored = head, mirrored
 
     def forward(self, images: Tensor) -> Tensor:
@@ -129,10 +136,10 @@ def with_channel_normalization(
     Args:
         head: A head with a ``normalization``.
         input_shape: The shape of the features that the head reads.
-        positions: The number of positions of a map, if the head reads cosine coefficients of maps.
+        positions: The number of positions of a map, if the head reads cosine coefficients of maps; None if not.
     """
     if not hasattr(head, "normalization"):
         raise ValueError(f"{type(head).__name__} has no place for a normalisation: give it an attribute normalization")
-    normalization = ChannelNormalization(input_shape[0], positions if len(input_shape) == 2 else None)
+    normalization = ChannelNormalization(input_shape[0], positions)
     head.normalization = normalization.to(next(head.parameters()).device)
     return head
