@@ -25,6 +25,7 @@ ROOMS = [
     "import_paths",
     "accounting",
     "mechanism",
+    "priors",
     "split_attention",
     "layers",
     "gradients",

@@ -21,6 +21,7 @@ from spectral_dp.features.extractor import Extractor, Shape
 from spectral_dp.mechanism.clipping import Clipped, clip_and_sum
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
 from spectral_dp.mechanism.perturbation import add_noise
+from spectral_dp.priors import generate_images
 
 #: Bounds, in public units and for each root of a channel, of a record's mean and of its mean square. Fixed in advance.
 MEAN_BOUND, SQUARE_BOUND = 1.0, 2.0
@@ -89,10 +90,9 @@ def public_channel_statistics(
         extractor: What computes the features, maps ``(C, H, W)`` or vectors ``(C,)``.
         input_shape: Shape ``(C, H, W)`` of an image.
         images: How many images to generate.
-        seed: Seed of the generator.
+        seed: Seed of the images.
     """
-    generator = torch.Generator().manual_seed(seed)
-    pixels = _one_over_f(images, input_shape, generator)
+    pixels = generate_images("one-over-f", images, input_shape, seed=seed)
     module = extractor.module(input_shape)
     with torch.no_grad():
         features = torch.cat([module(part) for part in pixels.split(16)]).double()
@@ -180,15 +180,3 @@ def release_moments(
         noise or SecureNoise(),
         ledger.relation,
     )
-
-
-def _one_over_f(images: int, shape: Shape, generator: torch.Generator) -> Tensor:
-    """Returns generated images as bytes ``(N, C, H, W)``, with amplitudes that fall as one over the frequency."""
-    channels, height, width = shape
-    across, down = torch.fft.rfftfreq(width), torch.fft.fftfreq(height)
-    amplitude = 1 / torch.hypot(down[:, None], across[None]).clamp(min=1 / max(height, width))
-    common = torch.randn(images, 1, height, width, generator=generator)  # colours of natural images go together
-    white = common + 0.3 * torch.randn(images, channels, height, width, generator=generator)
-    pink = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=(height, width))
-    pink = pink / pink.std()
-    return (127.5 + 63 * pink).clamp(0, 255).to(torch.uint8)
