@@ -2,6 +2,7 @@
 
 - ``generator`` is the base class of what draws images. ``leaves``, ``strokes`` and ``noise_fields`` draw them.
 - ``images`` gives generated images as bytes, by the name of their prior and a seed.
+- ``spectrum`` has the principal axes of vectors, such as features of generated images, and gains along them.
 
 Formal guarantee. Nothing here reads a private record: what is computed from generated images is public. It is not
 released, nothing of it is charged to a privacy budget, and it may be used in every step.
@@ -11,6 +12,7 @@ from spectral_dp.priors.generator import ImagePrior
 from spectral_dp.priors.images import PRIORS, generate_images, get_prior, image_batches
 from spectral_dp.priors.leaves import DeadLeaves
 from spectral_dp.priors.noise_fields import OneOverF, WhiteNoise
+from spectral_dp.priors.spectrum import Spectrum, principal_axes, spectrum_of
 from spectral_dp.priors.strokes import PenStrokes
 
 __all__ = [
@@ -19,8 +21,11 @@ __all__ = [
     "ImagePrior",
     "OneOverF",
     "PenStrokes",
+    "Spectrum",
     "WhiteNoise",
     "generate_images",
     "get_prior",
     "image_batches",
+    "principal_axes",
+    "spectrum_of",
 ]
