@@ -5,11 +5,12 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.support import broken_statistics
 
 from spectral_dp import Relation, audit
 from spectral_dp.accounting import Ledger
-from spectral_dp.experiments import feature_data, trainer
+from spectral_dp.experiments import feature_data, feature_stages, trainer
 from spectral_dp.experiments.audit_target import statistics_target, target_from_run, target_from_settings
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
@@ -61,13 +62,13 @@ class TestWhatIsRead:
     )
     def test_shapes_are_known_without_data(self, options, shape):
         chosen = settings(**options)
-        assert feature_data.feature_shape(chosen, (1, 8, 8)) == shape
+        assert feature_stages.feature_shape(chosen, (1, 8, 8)) == shape
         assert feature_data.load_features(chosen).input_shape == shape
 
     def test_models_of_images_read_images(self):
         chosen = settings(model="model1")
-        assert not feature_data.reads_features(chosen)
-        assert feature_data.feature_shape(chosen, (1, 8, 8)) == (1, 8, 8)
+        assert not feature_stages.reads_features(chosen)
+        assert feature_stages.feature_shape(chosen, (1, 8, 8)) == (1, 8, 8)
 
     @pytest.mark.parametrize("model", ["linear", "tests.support.extractors:vector_head"])
     def test_any_features_go_the_same_way(self, tmp_path, model):
@@ -75,7 +76,7 @@ class TestWhatIsRead:
         chosen = settings(
             model=model, features="tests.support.extractors:pooled", feature_options={"cells": 4}, epochs=8
         )
-        assert feature_data.feature_shape(chosen, (1, 8, 8)) == (16,)
+        assert feature_stages.feature_shape(chosen, (1, 8, 8)) == (16,)
         summary, directory = run(tmp_path, chosen)
         assert summary["heldout_accuracy"] > 0.3
         stated = json.loads(directory.privacy.read_text())
@@ -84,7 +85,7 @@ class TestWhatIsRead:
 
     def test_the_convolutional_head_reads_any_maps(self):
         chosen = settings(model="cnn", features="tests.support.extractors:doubled")
-        assert feature_data.feature_shape(chosen, (1, 8, 8)) == (2, 8, 8)
+        assert feature_stages.feature_shape(chosen, (1, 8, 8)) == (2, 8, 8)
         assert feature_data.load_features(chosen).input_shape == (2, 8, 8)
 
     def test_groups_must_be_said_where_the_features_have_no_default(self):
@@ -102,9 +103,17 @@ class TestWhatIsRead:
         data = feature_data.load_features(settings(validation_size=100, test_size=50))
         assert (len(data.train_images), len(data.test_images)) == (1337, 50)
 
-    def test_augmentation_of_images_is_refused(self):
-        with pytest.raises(SettingsError, match="flip cannot act on: use mirror_average"):
-            feature_data.load_features(settings(flip=True))
+    def test_views_are_those_of_the_mirror_image(self):
+        plain, both = (feature_data.load_features(settings(**options)) for options in ({}, {"flip": True}))
+        assert (plain.train_images.shape, both.train_images.shape) == ((1437, 81, 2, 2), (1437, 2, 81, 2, 2))
+        assert plain.input_shape == both.input_shape == (81, 2, 2)
+        assert torch.equal(both.train_images[:9][:, 0], plain.train_images[:9])
+        assert not torch.equal(both.train_images[:9][:, 1], plain.train_images[:9])
+        assert both.test_images.shape == plain.test_images.shape == (360, 81, 2, 2)
+
+    def test_what_is_held_out_is_not_augmented(self):
+        data = feature_data.load_features(settings(validation_size=100, augmentation_multiplicity=2))
+        assert (data.train_images.shape, data.test_images.shape) == ((1337, 2, 81, 2, 2), (100, 81, 2, 2))
 
     def test_features_learn(self, tmp_path):
         summary, _ = run(tmp_path, settings(method="nonprivate", learning_rate=0.5, epochs=8, batch_size=64))
@@ -114,6 +123,52 @@ class TestWhatIsRead:
         """Catches the warning that nothing is filtered: the filter is in the features."""
         run(tmp_path, settings(method="spectral", feature_ratio=0.5))
         assert not [w for w in recwarn if "plain DP-SGD" in str(w.message)]
+
+
+class TestViews:
+    """Cached views as augmentation: the gradients of a record's views are averaged before the clip."""
+
+    @pytest.mark.parametrize("model", ["scatter-linear", "scatter-cnn"])
+    @pytest.mark.parametrize("augmented", [{"augmentation_multiplicity": 2}, {"flip": True}])
+    def test_train(self, tmp_path, model, augmented):
+        summary, _ = run(tmp_path, settings(model=model, epochs=6, **augmented))
+        assert summary["heldout_accuracy"] > 0.5
+        assert summary["epsilon"] <= 3.0
+
+    @pytest.mark.parametrize("augmented", [{"augmentation_multiplicity": 2}, {"flip": True}])
+    def test_parts_of_a_batch_do_not_matter(self, tmp_path, augmented):
+        """Catches views that are paired with other records when a batch comes in parts."""
+        weights = []
+        for physical in (None, 37):
+            chosen = settings(max_physical_batch_size=physical, **augmented)
+            weights.append(load_file(run(tmp_path, chosen, f"by-{physical}")[1].weights)["fc.weight"])
+        assert torch.allclose(*weights, atol=1e-5)
+
+    def test_gradients_are_averaged_over_views_before_the_clip(self, tmp_path):
+        """The first step without noise, by hand. Catches views that count as records, or are clipped one by one."""
+        chosen = settings(
+            augmentation_multiplicity=2,
+            noise_multiplier=0.0,
+            epsilon=None,
+            max_grad_norm=0.5,
+            learning_rate=1.0,
+            epochs=1,
+            batch_size=1437,
+        )
+        with pytest.warns(RuntimeWarning, match="noise_multiplier is 0"):
+            _, directory = run(tmp_path, chosen)
+        data = feature_data.load_features(chosen)
+        x = data.train_images[:].double().mean(1).flatten(1)  # the head begins at zero: both views have the same errors
+        errors = 0.1 - torch.nn.functional.one_hot(data.train_labels, 10).double()
+        norms = errors.norm(dim=1) * (x.square().sum(1) + 1).sqrt()
+        expected = -(errors * (0.5 / norms).clamp(max=1)[:, None]).T @ x / 1437
+        found = load_file(directory.weights)["fc.weight"].double()
+        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+    def test_without_privacy_and_by_opacus(self, tmp_path):
+        for method in ("nonprivate", "opacus"):
+            chosen = settings(method=method, flip=True, learning_rate=0.5, epochs=1)
+            assert run(tmp_path, chosen, method)[0]["heldout_accuracy"] > 0.2
 
 
 class TestPrivateStatistics:
@@ -184,8 +239,6 @@ class TestPrivateStatistics:
         assert stopped.weights.read_bytes() == at_once.weights.read_bytes()
 
     def test_are_part_of_the_model(self, tmp_path):
-        from safetensors.torch import load_file
-
         _, directory = run(tmp_path, settings(feature_norm="private"))
         released = load_file(directory.weights)
         public = feature_data.with_normalization(settings(feature_norm="public"), _head(), (81, 2, 2)).normalization

@@ -1,9 +1,10 @@
 """Features in the place of images: the same records in the same split."""
 
+import pytest
 import torch
 
 from spectral_dp.data import ImageDataset
-from spectral_dp.features import FeatureDataset, FeatureRows
+from spectral_dp.features import FeatureDataset, FeatureError, FeatureRows
 
 
 def _both(train=40, test=10):
@@ -41,3 +42,33 @@ def test_records_for_a_loader_are_not_copied():
     assert part.train_images.tensor is features.train_images.tensor
     assert features.normalise(features.test_images[:2]).dtype == torch.float32
     assert features.input_shape == (1, 1, 1)
+
+
+class TestViews:
+    @pytest.fixture
+    def features(self):
+        plain = torch.arange(40).half().view(-1, 1)
+        rows = FeatureRows(plain, others=[plain + 100])
+        return FeatureDataset("some", rows, torch.arange(40), FeatureRows(plain), torch.arange(40), 10)
+
+    def test_records_for_a_loader_have_all_views(self, features):
+        for part in (features, features.with_validation(7)):
+            assert all(int(x) == int(z) - 100 == int(y) for x, z, y in part.training())
+        assert part.test_images.shape == (7, 1)
+
+    def test_all_of_them_lie_next_to_each_other(self, features):
+        assert features.augmented(features.train_images[:2], 2).flatten().tolist() == [0, 100, 1, 101]
+
+    def test_one_at_random(self, features):
+        """Each with the same probability, and the same for a batch in parts."""
+        views = features.train_images[:]
+        whole = features.augmented(views, 1, torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        parts = [features.augmented(part, 1, generator) for part in views.split(7)]
+        assert torch.equal(torch.cat(parts), whole)
+        assert (whole.flatten() % 100).tolist() == list(range(40))
+        assert 8 < int((whole >= 100).sum()) < 32
+
+    def test_more_than_are_cached_are_refused(self, features):
+        with pytest.raises(FeatureError, match="2 views of each record are cached"):
+            features.augmented(features.train_images[:2], 3)

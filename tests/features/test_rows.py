@@ -14,6 +14,16 @@ def test_parts_of_parts():
     assert [part.tolist() for part in rows.split(1)] == [[[10, 11]], [[18, 19]]]
 
 
+def test_rows_of_several_views():
+    plain, other = torch.arange(20).view(10, 2), -torch.arange(20).view(10, 2)
+    rows = FeatureRows(plain, others=[other]).take(torch.tensor([9, 3]))
+    assert rows.shape == (2, 2, 2)
+    assert rows[torch.tensor([1])].tolist() == [[[6, 7], [-6, -7]]]
+    assert rows.first_view[:].tolist() == [[18, 19], [6, 7]]
+    with pytest.raises(FeatureError, match="same shape"):
+        FeatureRows(plain, others=[other[:3]])
+
+
 def test_views_lie_side_by_side(tmp_path):
     images = torch.arange(32, dtype=torch.uint8).view(2, 1, 4, 4)
     plain = extract_features(images, Scaled(), tmp_path, title="t")

@@ -2,11 +2,21 @@
 
 import pytest
 import torch
+from tests.support.extractors import Scaled
 
 from spectral_dp import models
-from spectral_dp.features import ChannelNormalization, Prepared, Scattering, ViewsOfRows, extract_features
+from spectral_dp.features import (
+    ChannelNormalization,
+    Prepared,
+    Projected,
+    Scattering,
+    ViewsOfRows,
+    extract_features,
+    extract_in_stages,
+    generated_spectrum,
+)
 from spectral_dp.layers import BlockCirculantLinear
-from spectral_dp.models import ScatterCNN, ScatteringNetwork, ScatterLinear
+from spectral_dp.models import FeatureNetwork, ScatterCNN, ScatterLinear
 from spectral_dp.models.scattering import with_channel_normalization
 
 MNIST, CIFAR = (81, 7, 7), (243, 8, 8)
@@ -85,13 +95,27 @@ def test_the_whole_network_has_the_outputs_of_the_cached_path(tmp_path, prepared
     features = source if prepared is None else extract_features(source, prepared, tmp_path, title="t")
     head = ScatterLinear(tuple(features.shape[1:]), 10)
     torch.nn.init.normal_(head.fc.weight, std=0.1)
-    network = ScatteringNetwork(scattering, prepared, head, (1, 16, 16), mirrored=mirrored)
+    stages = [] if prepared is None else [prepared]
+    network = FeatureNetwork(scattering, stages, head, (1, 16, 16), mirrored=mirrored)
     cached = head(features[:].float())
+    assert torch.allclose(network(images), cached, atol=2e-3 * cached.abs().max().item())
+    assert set(network.state_dict()) == {"head.fc.weight", "head.fc.bias"}
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_the_whole_network_projects_as_the_cache_does(tmp_path, channels):
+    images, front_end, prepared = torch.randint(0, 256, (6, 1, 8, 8), dtype=torch.uint8), Scaled(1 / 9), Prepared(2)
+    spectrum = generated_spectrum(front_end, (1, 8, 8), tmp_path, stages=[prepared], channels=channels, images=60)
+    stages = [prepared, Projected(spectrum, 2 if channels else 20, unit=not channels)]
+    features = extract_in_stages(images, front_end, stages, tmp_path, title="t")
+    head = ScatterLinear(tuple(features.shape[1:]), 10)
+    torch.nn.init.normal_(head.fc.weight, std=0.1)
+    network, cached = FeatureNetwork(front_end, stages, head, (1, 8, 8)), head(features[:].float())
     assert torch.allclose(network(images), cached, atol=2e-3 * cached.abs().max().item())
     assert set(network.state_dict()) == {"head.fc.weight", "head.fc.bias"}
 
 
 def test_views_need_a_preparation():
     pytest.importorskip("kymatio")
-    with pytest.raises(ValueError, match="prepared=Prepared"):
-        ScatteringNetwork(Scattering((0.3,), (0.3,)), None, ScatterLinear((81, 2, 2), 3), (1, 8, 8), mirrored=True)
+    with pytest.raises(ValueError, match=r"stages=\[Prepared"):
+        FeatureNetwork(Scattering((0.3,), (0.3,)), [], ScatterLinear((81, 2, 2), 3), (1, 8, 8), mirrored=True)

@@ -102,3 +102,32 @@ def vector_head(input_shape, classes):
     """A head of one's own, on vectors."""
     (size,) = input_shape
     return nn.Linear(size, classes)
+
+
+class _Edges(nn.Module):
+    def forward(self, rows):
+        x = rows.float() / 255
+        across, down = x[..., :-1, 1:] - x[..., :-1, :-1], x[..., 1:, :-1] - x[..., :-1, :-1]
+        return torch.cat([x[..., 1:, 1:], across, down, across.abs()], dim=1)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The image and its differences: ``(C, H, W) -> (4 C, H - 1, W - 1)``; channels that are not all the same."""
+
+    name: str = "edges"
+
+    @property
+    def settings(self):
+        return {}
+
+    def output_shape(self, input_shape):
+        return 4 * input_shape[0], input_shape[1] - 1, input_shape[2] - 1
+
+    def module(self, input_shape):
+        return _Edges()
+
+
+def edges(images):
+    """A factory of maps with several channels."""
+    return Edges()

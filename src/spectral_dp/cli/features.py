@@ -76,7 +76,7 @@ def features_command(
                         images,
                         extractor,
                         split,
-                        view=view,
+                        views=(view,),
                         cache=cache,
                         jobs=jobs or os.cpu_count() or 1,
                         verify=verify,

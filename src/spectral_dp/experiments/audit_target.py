@@ -21,7 +21,8 @@ from spectral_dp.audit.targets.opacus import OpacusTarget
 from spectral_dp.audit.targets.spectral import SpectralTarget
 from spectral_dp.audit.targets.target import Claim, Target
 from spectral_dp.data import catalog
-from spectral_dp.experiments.feature_data import feature_shape, image_shape, statistics_phases
+from spectral_dp.experiments.feature_data import statistics_phases
+from spectral_dp.experiments.feature_stages import feature_shape, image_shape
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from spectral_dp.accounting import Ledger, warn_if_delta_too_large
 from spectral_dp.data import ImageDataset
 from spectral_dp.experiments.diagnostics import Watched
 from spectral_dp.experiments.feature_data import statistics_phases, statistics_release
+from spectral_dp.experiments.feature_stages import is_filtered_in_cache
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.features import FeatureDataset
@@ -35,7 +36,8 @@ TrainingData = ImageDataset | FeatureDataset
 class Batch(NamedTuple):
     """A physical batch; the last of its logical step is the one after which the model has moved.
 
-    A rehearsal (see ``spectral_dp.training.rehearsal``) is no part of any step.
+    Images may be features, of several views each ``(B, V, ...)``. A rehearsal (see ``spectral_dp.training.rehearsal``)
+    is no part of any step.
     """
 
     images: Tensor
@@ -180,7 +182,7 @@ class EngineMethod(PrivateMethod):
         )
         self.steps_per_epoch = math.ceil(len(data.train_images) / settings.batch_size)
         self.spectral = spectral_config(settings, model, settings.epochs * self.steps_per_epoch)
-        is_filtered = self.spectral.layer_configs(model) or settings.feature_ratio
+        is_filtered = self.spectral.layer_configs(model) or is_filtered_in_cache(settings)
         if settings.method == "spectral" and not is_filtered:
             warnings.warn("these settings filter no layer of this model, so this is plain DP-SGD", stacklevel=2)
         options = {
@@ -202,9 +204,9 @@ class EngineMethod(PrivateMethod):
     def batches(self) -> Iterator[Batch]:
         if self._statistics is not None and not self.ledger.steps:  # a resumed run has them, in its checkpoint
             self._statistics.release(self.ledger)
-        for images, labels in self._loader:
+        for *views, labels in self._loader:
             assert self._loader.current is not None
-            yield Batch(images, labels, self._loader.current.is_last, self._loader.current.is_rehearsal)
+            yield Batch(_side_by_side(views), labels, self._loader.current.is_last, self._loader.current.is_rehearsal)
         self.epoch += 1
 
     @property
@@ -276,8 +278,8 @@ class OpacusMethod(PrivateMethod):
     def batches(self) -> Iterator[Batch]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            for images, labels in self._loader:
-                yield Batch(images, labels, True)
+            for *views, labels in self._loader:
+                yield Batch(_side_by_side(views), labels, True)
         self.epoch += 1
 
     @property
@@ -308,6 +310,11 @@ class OpacusMethod(PrivateMethod):
         self.engine.accountant.history = [tuple(phase) for phase in self._ledger.phases]
         if self._generator is not None:
             self._generator.set_state(state["generator"])  # else the noise of the first epochs would come again
+
+
+def _side_by_side(views: Sequence[Tensor]) -> Tensor:
+    """Returns the images, or features of several views of them as ``(B, V, ...)``."""
+    return views[0] if len(views) == 1 else torch.stack(list(views), dim=1)
 
 
 def _refuse_for_opacus(settings: ResolvedSettings) -> None:

@@ -52,14 +52,19 @@ _data, _model, _privacy, _spectral, _training, _execution = (partial(_option, gr
 _POSITIVE = (
     *("epochs", "batch_size", "augmentation_multiplicity", "evaluate_every", "max_grad_norm", "learning_rate"),
     *("train_size", "test_size", "image_size", "max_physical_batch_size", "threads", "epsilon"),
-    *("feature_groups", "feature_noise_multiplier"),
+    *("feature_groups", "feature_noise_multiplier", "feature_rank", "feature_channels", "feature_damp"),
+    "feature_prior_images",
 )
 
 #: Which values settings may have, and that in words; None, where a setting may be left open, always.
 _RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_POSITIVE, lambda value: value > 0, "positive"),
     (("momentum", "ema_decay"), lambda value: 0 <= value < 1, "in [0, 1)"),
-    (("shift", "weight_decay", "validation_size", "noise_multiplier"), lambda value: value >= 0, "at least 0"),
+    (
+        ("shift", "weight_decay", "validation_size", "noise_multiplier", "feature_power"),
+        lambda value: value >= 0,
+        "at least 0",
+    ),
     (("delta",), lambda value: 0 < value < 1, "between 0 and 1"),
     (("seed",), lambda value: 0 <= value < 2**31, "from 0 to 2^31 - 1"),
 )
@@ -99,6 +104,23 @@ class _Options:
     feature_groups: int | None = _data(
         None, "Groups of channels that are normalised by image, with --feature-norm group (default: the features')."
     )
+    feature_rank: int | None = _data(
+        None, "Project features on so many principal axes of those of generated images (default: no projection)."
+    )
+    feature_channels: int | None = _data(
+        None, "Project the channels of feature maps, at every position, on so many axes; for convolutional heads."
+    )
+    feature_power: float = _data(
+        0.5, "Gains of the axes, (eigenvalue / largest + damp)^-power, with --feature-rank or --feature-channels."
+    )
+    feature_damp: float = _data(1e-3, "Damp of these gains: axes with a smaller share of the largest gain no more.")
+    feature_length: Literal["unit", "none"] | None = _data(
+        None, "Scale the features of each record to unit length, or not (default: unit with --feature-rank)."
+    )
+    feature_prior: str = _data(
+        "dead-leaves", "Generated images of the axes: dead-leaves, grey-leaves, strokes, one-over-f or white-noise."
+    )
+    feature_prior_images: int = _data(8000, "Number of these images.")
     feature_noise_multiplier: float = _data(
         20.0, "Noise multiplier of the private statistics, which are part of the budget, with --feature-norm private."
     )
@@ -203,6 +225,16 @@ class _Options:
             raise SettingsError(f"noise_allocation optimal needs clipping per_layer, not {self.clipping}")
         ratios = {"conv_ratio": self.conv_ratio, "linear_ratio": self.linear_ratio}
         ratios |= {"feature_ratio": self.feature_ratio, **self.layer_ratios}
+        if self.feature_rank and self.feature_channels:
+            raise SettingsError(
+                "feature_rank projects all numbers of a record, feature_channels its channels: give one"
+            )
+        is_last = self.feature_rank or self.feature_channels or self.feature_length == "unit"
+        if is_last and self.feature_norm in ("private", "public"):
+            raise SettingsError(
+                f"feature_norm {self.feature_norm} would act after a projection (feature_rank, feature_channels) or "
+                "unit length, which are to come last: use feature_norm group or none"
+            )
         for name, ratio in ratios.items():
             if ratio is not None and not 0 <= ratio < 1:
                 raise SettingsError(f"{name} must be in [0, 1): the fraction to drop, got {ratio}")
@@ -267,6 +299,7 @@ class Settings(_Options):
             for name, value in features.extractor_entry(values["features"]).settings.items():
                 values[name] = value if values[name] is None else values[name]
             values["feature_norm"] = values["feature_norm"] or "none"
+            values["feature_length"] = values["feature_length"] or ("unit" if values["feature_rank"] else "none")
         elif entry.reads == "features":
             listed = ", ".join(features.extractor_names())
             raise SettingsError(f"the model {self.model} reads features: say which with features, one of {listed}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spectral_dp._version import __version__
-from spectral_dp.experiments.feature_data import feature_facts
+from spectral_dp.experiments.feature_stages import feature_facts
 from spectral_dp.experiments.methods import Method
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings

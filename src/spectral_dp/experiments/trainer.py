@@ -23,7 +23,8 @@ from spectral_dp import data
 from spectral_dp.data import random_views
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments import methods
-from spectral_dp.experiments.feature_data import load_features, reads_features, with_normalization
+from spectral_dp.experiments.feature_data import load_features, with_normalization
+from spectral_dp.experiments.feature_stages import reads_features
 from spectral_dp.experiments.figures import draw_run
 from spectral_dp.experiments.layer_facts import describe_layers
 from spectral_dp.experiments.network import build_network
@@ -31,6 +32,7 @@ from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.experiments.signals import handled_by
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
+from spectral_dp.features import FeatureDataset
 from spectral_dp.files import whole_file, write_json
 
 #: The most of a run that a kill can cost where checkpoints within epochs are possible, in seconds.
@@ -183,9 +185,12 @@ class Trainer:
         if multiplicity > 1 or settings.flip or settings.shift:
             if self._augmentation is None:  # one for a logical step, whatever parts it comes in
                 self._augmentation = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
-            images = random_views(
-                images, multiplicity, flip=settings.flip, shift=settings.shift, generator=self._augmentation
-            )
+            if isinstance(self.dataset, FeatureDataset):
+                images = self.dataset.augmented(images, multiplicity, self._augmentation)
+            else:
+                images = random_views(
+                    images, multiplicity, flip=settings.flip, shift=settings.shift, generator=self._augmentation
+                )
             labels = labels.repeat_interleave(multiplicity)
         return self.dataset.normalise(images.to(settings.device)), labels.to(settings.device)
 

@@ -3,8 +3,10 @@
 - ``extractor`` is the protocol of a front end: a name, settings, the shape of what comes out, and a module.
 - ``scattering`` is one, on the wavelets of ``kymatio_filters``; ``registry`` has all of them by name.
 - ``extraction`` computes features, by several processes, into a ``cache``; ``views`` are augmented images.
-- ``prepared`` is what a head reads of cached maps, ``rows`` are parts and views of caches, ``dataset`` puts labels to
-  them, and ``datasets`` finds the features of the catalog's data sets in the user's cache directory.
+- ``prepared`` and ``projected`` are stages from cached features to what a head reads: normalised, and in the basis of a
+  public ``spectrum``. ``pipeline`` puts front end and stages together.
+- ``rows`` are parts and views of caches, ``dataset`` puts labels to them, and ``datasets`` finds the features of the
+  catalog's data sets in the user's cache directory.
 - ``normalization`` has the statistics of channels: public ones, or private ones that are released and charged.
 """
 
@@ -19,7 +21,9 @@ from spectral_dp.features.normalization import (
     private_channel_statistics,
     public_channel_statistics,
 )
+from spectral_dp.features.pipeline import extract_in_stages
 from spectral_dp.features.prepared import Prepared
+from spectral_dp.features.projected import Projected
 from spectral_dp.features.registry import (
     ExtractorEntry,
     ImageFacts,
@@ -30,6 +34,7 @@ from spectral_dp.features.registry import (
 )
 from spectral_dp.features.rows import FeatureRows, ViewsOfRows
 from spectral_dp.features.scattering import Scattering, ScatteringTransform
+from spectral_dp.features.spectrum import StoredSpectrum, generated_spectrum
 from spectral_dp.features.views import VIEWS, View
 
 __all__ = [
@@ -45,14 +50,18 @@ __all__ = [
     "FeatureRows",
     "ImageFacts",
     "Prepared",
+    "Projected",
     "Scattering",
     "ScatteringTransform",
+    "StoredSpectrum",
     "View",
     "ViewsOfRows",
     "build_extractor",
     "extract_features",
+    "extract_in_stages",
     "extractor_entry",
     "extractor_names",
+    "generated_spectrum",
     "private_channel_statistics",
     "public_channel_statistics",
     "register_extractor",

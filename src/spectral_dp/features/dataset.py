@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from spectral_dp.data.dataset import subset_order, validation_order
+from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
 from spectral_dp.features.rows import FeatureRows
 
@@ -21,7 +23,7 @@ class FeatureDataset:
 
     Attributes:
         name: Name of the data set.
-        train_images: Features of the training images, float16.
+        train_images: Features of the training images, float16; of several views of each, where they are augmented.
         train_labels: Their labels.
         test_images: Features of the test images.
         test_labels: Their labels.
@@ -37,21 +39,45 @@ class FeatureDataset:
 
     @property
     def input_shape(self) -> Shape:
-        """The shape of the features of one image."""
-        return tuple(self.train_images.shape[1:])
+        """The shape of the features of one view of an image."""
+        return tuple(self.train_images.tensor.shape[1:])
 
     def normalise(self, features: Tensor) -> Tensor:
         """Turns features into float32; to normalise them is the model's part."""
         return features.float()
 
+    def augmented(self, views: Tensor, multiplicity: int, generator: torch.Generator | None = None) -> Tensor:
+        """Returns the views of each record that a step trains on, next to each other: ``(B, V, ...) -> (B K, ...)``.
+
+        Args:
+            views: All cached views of some records.
+            multiplicity: ``K``, how many of them. With as many as there are, all are taken; with 1, one at random.
+            generator: Generator to draw from.
+
+        Raises:
+            FeatureError: If more views are asked for than are cached, or a part of them.
+        """
+        records, cached = views.shape[:2]
+        if multiplicity == cached:
+            return views.flatten(0, 1)
+        if multiplicity != 1:
+            raise FeatureError(f"{cached} views of each record are cached: take 1 of them or all, not {multiplicity}")
+        # A word for each record, in their order: a batch that comes in parts gets the views that it would get whole.
+        words = torch.randint(2**31, (records,), generator=generator)
+        return views[torch.arange(records), words % cached]
+
     def training(self) -> Dataset[Any]:
-        """Returns the training records as a data set for a loader, without a copy of them."""
+        """Returns the training records as a data set for a loader, without a copy of them.
+
+        A record is the features of each view, and the label.
+        """
         rows = self.train_images
+        views = (rows.tensor, *rows.others)
         if rows.index is None:
-            return TensorDataset(rows.tensor, self.train_labels)
+            return TensorDataset(*views, self.train_labels)
         labels = self.train_labels.new_zeros(len(rows.tensor))
         labels[rows.index] = self.train_labels
-        return Subset(TensorDataset(rows.tensor, labels), rows.index.tolist())
+        return Subset(TensorDataset(*views, labels), rows.index.tolist())
 
     def subset(self, train: int | None = None, test: int | None = None) -> FeatureDataset:
         """Keeps the records that :meth:`ImageDataset.subset` keeps."""
@@ -65,7 +91,7 @@ class FeatureDataset:
     def with_validation(self, size: int) -> FeatureDataset:
         """Holds out the training records that :meth:`ImageDataset.with_validation` holds out."""
         held, kept = validation_order(self.name, len(self.train_labels), size)
-        held_out = self.train_images.take(held), self.train_labels[held]
+        held_out = self.train_images.first_view.take(held), self.train_labels[held]
         return replace(self._with_train(kept), test_images=held_out[0], test_labels=held_out[1])
 
     def _with_train(self, kept: Tensor) -> FeatureDataset:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from spectral_dp.data import ImageDataset, cache_directory
 from spectral_dp.features.cache import FeatureCache
-from spectral_dp.features.extraction import ExtractionProgress, extract_features
+from spectral_dp.features.extraction import ExtractionProgress
 from spectral_dp.features.extractor import Extractor
+from spectral_dp.features.pipeline import extract_in_stages
 from spectral_dp.features.registry import ImageFacts
-from spectral_dp.features.views import View
+from spectral_dp.features.views import VIEWS, View
 
 Split = Literal["train", "test"]
 
@@ -27,7 +28,8 @@ def dataset_features(
     extractor: Extractor,
     split: Split,
     *,
-    view: View = "plain",
+    stages: Sequence[Extractor] = (),
+    views: Sequence[View] = VIEWS[:1],
     cache: str | os.PathLike[str] | None = None,
     jobs: int = 1,
     verify: bool = False,
@@ -39,7 +41,8 @@ def dataset_features(
         dataset: The data set as published, all of it. Take parts of the features, not features of parts.
         extractor: What computes the features.
         split: Which images.
-        view: Which view of them.
+        stages: What is done to the features, one after the other.
+        views: Which views of them; several are averaged by the first stage.
         cache: Cache directory to use instead of the user's.
         jobs: The number of processes that compute.
         verify: Whether to compare rows that are there with their checksums, and to compute damaged ones again.
@@ -48,8 +51,16 @@ def dataset_features(
     images = dataset.train_images if split == "train" else dataset.test_images
     size = "x".join(map(str, dataset.input_shape[1:]))
     title = f"{dataset.name}-{size}-{split}"
-    return extract_features(
-        images, extractor, features_directory(cache), title=title, view=view, jobs=jobs, verify=verify, show=show
+    return extract_in_stages(
+        images,
+        extractor,
+        stages,
+        features_directory(cache),
+        title=title,
+        views=views,
+        jobs=jobs,
+        verify=verify,
+        show=show,
     )
 
 

@@ -37,6 +37,7 @@ class Prepared:
         groups: Number of groups of channels that are normalised for each record by itself; 0 for none.
         ratio: Fraction of the cosine coefficients of each map to drop, the highest first; 0 keeps the maps as they are.
             Frequencies are kept whole, as by ``LowPassFilter``, so a little more may be dropped.
+        unit: Whether each record is scaled to unit length at the end.
 
     >>> Prepared(groups=27, ratio=0.75).output_shape((243, 8, 8))
     (243, 15)
@@ -44,6 +45,7 @@ class Prepared:
 
     groups: int = 0
     ratio: float = 0.0
+    unit: bool = False
 
     def __post_init__(self) -> None:
         if self.groups < 0 or not 0 <= self.ratio < 1:
@@ -110,7 +112,14 @@ class Preparation(nn.Module):
             x = x.mean(1)
         if self.prepared.groups:
             x = F.group_norm(x, self.prepared.groups)
-        return x if self.cosines is None else x.flatten(2) @ self.cosines.T  # type: ignore[operator]
+        if self.cosines is not None:
+            x = x.flatten(2) @ self.cosines.T  # type: ignore[operator]
+        return unit_length(x) if self.prepared.unit else x
+
+
+def unit_length(features: Tensor) -> Tensor:
+    """Returns the features ``(B, ...)`` with each record scaled to length one; zeros stay zeros."""
+    return F.normalize(features.flatten(1)).view_as(features)
 
 
 def one_view(input_shape: Shape) -> Shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,25 +19,39 @@ class FeatureRows:
     Args:
         tensor: All rows, ``(N, ...)``.
         index: Which of them, ``(n,)``. None means all, in their order.
+        others: All rows of other views of the same records, in tensors of the same shape. With them, a row has all
+            views side by side: ``(n, V, ...)``.
     """
 
-    def __init__(self, tensor: Tensor, index: Tensor | None = None) -> None:
-        self.tensor, self.index = tensor, index
+    def __init__(self, tensor: Tensor, index: Tensor | None = None, others: Sequence[Tensor] = ()) -> None:
+        if any(other.shape != tensor.shape for other in others):
+            shapes = [tuple(part.shape) for part in (tensor, *others)]
+            raise FeatureError(f"views of the same records have the same shape, got {shapes}")
+        self.tensor, self.index, self.others = tensor, index, tuple(others)
 
     @property
     def shape(self) -> torch.Size:
         """The shape that the rows would have as one tensor."""
-        return torch.Size((len(self), *self.tensor.shape[1:]))
+        views = (1 + len(self.others),) if self.others else ()
+        return torch.Size((len(self), *views, *self.tensor.shape[1:]))
+
+    @property
+    def first_view(self) -> FeatureRows:
+        """The rows of the first view only."""
+        return FeatureRows(self.tensor, self.index)
 
     def __len__(self) -> int:
         return len(self.tensor) if self.index is None else len(self.index)
 
     def __getitem__(self, rows: Any) -> Tensor:
-        return self.tensor[rows if self.index is None else self.index[rows]]
+        taken = rows if self.index is None else self.index[rows]
+        if not self.others:
+            return self.tensor[taken]
+        return torch.stack([view[taken] for view in (self.tensor, *self.others)], dim=1)
 
     def take(self, index: Tensor) -> FeatureRows:
         """Returns a part of these rows."""
-        return FeatureRows(self.tensor, index if self.index is None else self.index[index])
+        return FeatureRows(self.tensor, index if self.index is None else self.index[index], self.others)
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Yields the rows in their order, so many at a time."""

@@ -7,13 +7,13 @@ or for the linear head also kept cosine coefficients ``(C, M)`` and vectors ``(D
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from spectral_dp.features.extractor import Extractor
 from spectral_dp.features.normalization import ChannelNormalization
-from spectral_dp.features.prepared import Prepared
-from spectral_dp.features.scattering import Scattering
 from spectral_dp.models.networks import Activation, activation_layer
 
 _LARGE = 128  # channels up to which the head for grey images is taken
@@ -87,15 +87,14 @@ class ScatterCNN(nn.Module):
         return self.fc2(self.activation(self.fc1(x.flatten(1))))
 
 
-class ScatteringNetwork(nn.Module):
-    """Scattering, preparation and a trained head as one network on raw images, for deployment.
+class FeatureNetwork(nn.Module):
+    """Front end, stages and a trained head as one network on raw images, for deployment.
 
-    Its outputs are those that the head has on cached features: the front end rounds to half precision, as the cache
-    does, at the same places.
+    Its outputs are those that the head has on cached features: it rounds to half precision where the cache does.
 
     Args:
-        scattering: The settings of the front end.
-        prepared: The settings of the preparation; None if the head reads the maps as they are.
+        extractor: The front end, such as :class:`~spectral_dp.features.Scattering`.
+        stages: What is done to its features, such as ``[Prepared(groups=27)]``; none if the head reads them unchanged.
         head: The trained head.
         input_shape: Shape ``(C, H, W)`` of an image.
         mirrored: Whether features are averaged over the mirror image, as they were for training.
@@ -103,28 +102,33 @@ class ScatteringNetwork(nn.Module):
 
     def __init__(
         self,
-        scattering: Scattering,
-        prepared: Prepared | None,
+        extractor: Extractor,
+        stages: Sequence[Extractor],
         head: nn.Module,
         input_shape: tuple[int, int, int],
         *,
         mirrored: bool = False,
     ) -> None:
         super().__init__()
-        if mirrored and prepared is None:
-            raise ValueError("views are averaged by a preparation: give prepared=Prepared()")
-        self.front_end = scattering.module(input_shape)
-        maps = scattering.output_shape(input_shape)
-        self.preparation = None if prepared is None else prepared.module((2, *maps) if mirrored else maps)
+        if mirrored and not stages:
+            raise ValueError("views are averaged by a stage: give stages=[Prepared()]")
+        self.front_end = extractor.module(input_shape)
+        shape = extractor.output_shape(input_shape)
+        shape = (2, *shape) if mirrored else shape
+        modules = []
+        for stage in stages:
+            modules.append(stage.module(shape))
+            shape = stage.output_shape(shape)
+        self.stages = nn.ModuleList(modules)
         self.head, self.mirrored = head, mirrored
 
     def forward(self, images: Tensor) -> Tensor:
-        """``(B, C, H, W)``, bytes or numbers from 0 to 1, ``-> (B, classes)``."""
+        """``(B, C, H, W)``, bytes as they are cached, ``-> (B, classes)``."""
         features = self.front_end(images).half()
         if self.mirrored:
             features = torch.stack([features, self.front_end(images.flip(-1)).half()], dim=1)
-        if self.preparation is not None:
-            features = self.preparation(features).half()
+        for stage in self.stages:
+            features = stage(features).half()
         return self.head(features.float())
 
 

@@ -1,0 +1,157 @@
+"""From the settings of a run to its features: which front end, which stages after it, and what the statement says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from spectral_dp.data import catalog
+from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
+from spectral_dp.features import (
+    Extractor,
+    ImageFacts,
+    Prepared,
+    Projected,
+    build_extractor,
+    extractor_entry,
+    generated_spectrum,
+)
+from spectral_dp.features.datasets import features_directory
+from spectral_dp.features.pipeline import shape_after
+from spectral_dp.features.projected import projected_shape
+from spectral_dp.features.views import VIEWS, View
+from spectral_dp.models import FeatureNetwork
+
+
+def reads_features(settings: ResolvedSettings) -> bool:
+    """Returns whether the model of a run reads cached features, not images."""
+    return settings.features is not None
+
+
+def image_shape(settings: ResolvedSettings) -> tuple[int, int, int]:
+    """Returns the shape of the images of a run."""
+    channels, height, width = catalog.find(settings.dataset).shape
+    side = settings.image_size
+    return channels, side or height, side or width
+
+
+def extractor_of(settings: ResolvedSettings, shape: tuple[int, int, int] | None = None) -> Extractor:
+    """Returns the front end of a run, for images of its data set, or of another ``shape`` (as audits have)."""
+    assert settings.features is not None
+    info, shape = catalog.find(settings.dataset), shape or image_shape(settings)
+    is_of_data_set = shape[0] == len(info.mean)
+    mean, std = (info.mean, info.std) if is_of_data_set else ((0.5,) * shape[0], (0.25,) * shape[0])
+    return build_extractor(settings.features, ImageFacts(shape, mean, std), settings.feature_options)
+
+
+def stages_of(settings: ResolvedSettings) -> list[Extractor]:
+    """Returns what is done to the features of a run, once, before a head reads them.
+
+    The spectrum of a projection is computed if it is not on the disk yet.
+    """
+    prepared = _preparation(settings)
+    rank = settings.feature_rank or settings.feature_channels
+    if not rank:
+        return prepared
+    spectrum = generated_spectrum(
+        extractor_of(settings),
+        image_shape(settings),
+        features_directory(),
+        stages=prepared,
+        mirrored=settings.mirror_average,
+        channels=settings.feature_channels is not None,
+        rank=rank,
+        prior=settings.feature_prior,
+        images=settings.feature_prior_images,
+        jobs=settings.threads or torch.get_num_threads(),
+    )
+    unit = settings.feature_length == "unit"
+    return [*prepared, Projected(spectrum, rank, settings.feature_power, settings.feature_damp, unit)]
+
+
+def feature_shape(settings: ResolvedSettings, shape: tuple[int, int, int]) -> tuple[int, ...]:
+    """Returns the shape of what the model of a run reads of an image of this shape; nothing is computed for it."""
+    if not reads_features(settings):
+        return shape
+    views = len(averaged_views(settings))
+    found = shape_after(extractor_of(settings, shape), _preparation(settings), shape, views)
+    if rank := settings.feature_rank or settings.feature_channels:
+        return projected_shape(found, rank, channels=settings.feature_channels is not None)
+    return found
+
+
+def averaged_views(settings: ResolvedSettings) -> tuple[View, ...]:
+    """Returns the views that the features of a record are averaged over."""
+    return VIEWS if settings.mirror_average else VIEWS[:1]
+
+
+def trained_views(settings: ResolvedSettings) -> tuple[View, ...]:
+    """Returns the views whose features are cached for training: one, or several as augmentation.
+
+    Raises:
+        SettingsError: If the settings ask for views that are not cached.
+    """
+    if settings.shift:
+        raise SettingsError(
+            f"features are cached, so images cannot be shifted any more: leave shift {settings.shift} out, use "
+            f"augmentation_multiplicity {len(VIEWS)} or flip, which read features of the mirror image"
+        )
+    if settings.augmentation_multiplicity > len(VIEWS):
+        raise SettingsError(
+            f"augmentation_multiplicity {settings.augmentation_multiplicity}: features of {len(VIEWS)} views of an "
+            f"image are cached ({', '.join(VIEWS)}), so it can be {len(VIEWS)} at most"
+        )
+    if settings.augmentation_multiplicity == 1 and not settings.flip:
+        return VIEWS[:1]
+    if settings.mirror_average:
+        raise SettingsError(
+            "with mirror_average an image and its mirror image have the same features, so flip and "
+            "augmentation_multiplicity have nothing to choose from: leave one of them out"
+        )
+    return VIEWS
+
+
+def deployed_network(settings: ResolvedSettings, head: nn.Module) -> FeatureNetwork:
+    """Returns the front end, the stages and the trained head of a run as one network on raw images."""
+    stages, mirrored = stages_of(settings), settings.mirror_average
+    return FeatureNetwork(extractor_of(settings), stages, head, image_shape(settings), mirrored=mirrored)
+
+
+def is_filtered_in_cache(settings: ResolvedSettings) -> bool:
+    """Returns whether the features of a run are filtered before training."""
+    return reads_features(settings) and bool(
+        settings.feature_ratio or settings.feature_rank or settings.feature_channels
+    )
+
+
+def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
+    """Returns what the privacy statement says of the features of a run; nothing if it reads images."""
+    if settings.features is None:
+        return {}
+    assumption = extractor_entry(settings.features).assumption
+    facts = {
+        "features": f"{settings.features}: {assumption}. They are a fixed public function of one record, so nothing of "
+        "them is released or charged; cached, they are as private as the records"
+    }
+    if settings.feature_rank or settings.feature_channels:
+        what = (
+            f"{settings.feature_rank} coordinates" if settings.feature_rank else f"{settings.feature_channels} channels"
+        )
+        facts["projection"] = (
+            f"on {what}, in a basis and with gains from {settings.feature_prior_images} generated images "
+            f"({settings.feature_prior}): no record was read for it, so nothing of it is released or charged"
+        )
+    return facts
+
+
+def _preparation(settings: ResolvedSettings) -> list[Extractor]:
+    """Returns the stage before a projection; none if the head reads the features as they are."""
+    if settings.feature_norm == "group" and not settings.feature_groups:
+        raise SettingsError(f"feature_norm group of {settings.features} features: give feature_groups, how many groups")
+    groups = settings.feature_groups if settings.feature_norm == "group" else None
+    is_projected = settings.feature_rank or settings.feature_channels
+    unit = settings.feature_length == "unit" and not is_projected
+    prepared = Prepared(groups or 0, settings.feature_ratio or 0.0, unit)
+    return [] if prepared == Prepared() and not settings.mirror_average else [prepared]
