@@ -12,9 +12,12 @@ from spectral_dp import Relation, audit
 from spectral_dp.accounting import Ledger
 from spectral_dp.experiments import feature_data, feature_stages, trainer
 from spectral_dp.experiments.audit_target import statistics_target, target_from_run, target_from_settings
+from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.features.normalization import release_moments
+from spectral_dp.mechanism.filters import IdentityFilter
 from spectral_dp.mechanism.noise import SeededNoise
 
 pytest.importorskip("kymatio")
@@ -169,6 +172,54 @@ class TestViews:
         for method in ("nonprivate", "opacus"):
             chosen = settings(method=method, flip=True, learning_rate=0.5, epochs=1)
             assert run(tmp_path, chosen, method)[0]["heldout_accuracy"] > 0.2
+
+
+RATIOS = {
+    "kernels": {"conv_ratio": 0.5},
+    "one kernel": {"layer_ratios": {"conv1": 0.5}},
+    "each": {"layer_ratios": {"conv1": 0.25, "conv2": 0.5, "fc1": 0.5}},
+    "dense": {"layer_ratios": {"fc1": 0.5}},
+}
+
+
+class TestFilteredHeads:
+    """The convolutional head with filters on its kernels, on its dense layer, and with averaged weights."""
+
+    @pytest.mark.parametrize("ratios", RATIOS.values(), ids=RATIOS)
+    @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+    def test_both_forms_have_layers_to_filter(self, dataset, ratios):
+        chosen = settings(model="scatter-cnn", method="spectral", dataset=dataset, **ratios)
+        shape = feature_stages.feature_shape(chosen, feature_stages.image_shape(chosen))
+        head = build_network(chosen, shape, 10)
+        filtered = spectral_config(chosen, head, 10).layer_configs(head)
+        expected = set(ratios.get("layer_ratios", {"conv1": 0, "conv2": 0}))
+        assert {name for name, config in filtered.items() if config.filter != IdentityFilter()} == expected
+
+    @pytest.mark.parametrize("ratios", RATIOS.values(), ids=RATIOS)
+    def test_train(self, tmp_path, ratios):
+        chosen = settings(
+            model="scatter-cnn", method="spectral", image_size=16, train_size=400, test_size=100, **ratios
+        )
+        summary, directory = run(tmp_path, chosen)
+        layers = {layer["name"]: layer for layer in json.loads(directory.layers.read_text())}
+        for name in ratios.get("layer_ratios", ["conv1", "conv2"]):
+            assert layers[f"{name}.weight"]["released"] < layers[f"{name}.weight"]["parameters"]
+        assert summary["epsilon"] <= 3.0
+
+    def test_the_head_of_mnist_learns(self, tmp_path):
+        """81 maps of 7 x 7: the form with two dense layers."""
+        chosen = settings(model="scatter-cnn", image_size=28, epochs=8, learning_rate=2.0, momentum=0.9, batch_size=200)
+        summary, directory = run(tmp_path, chosen)
+        assert load_file(directory.weights)["fc1.weight"].shape == (32, 512)
+        assert summary["heldout_accuracy"] > 0.7
+
+    @pytest.mark.parametrize("model", ["scatter-linear", "scatter-cnn"])
+    def test_averaged_weights_are_the_result(self, tmp_path, model):
+        last, averaged = (run(tmp_path, settings(model=model, ema_decay=d), f"ema-{d}") for d in (0.0, 0.9))
+        weights = [load_file(directory.weights) for _, directory in (last, averaged)]
+        assert weights[0].keys() == weights[1].keys()
+        assert not any(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+        assert last[0]["epsilon"] == averaged[0]["epsilon"]
 
 
 class TestPrivateStatistics:
