@@ -25,6 +25,14 @@ def test_python_examples_run(page, prints, capsys, tmp_path):
     assert prints in capsys.readouterr().out
 
 
+def test_the_examples_of_the_features_run(monkeypatch):
+    pytest.importorskip("kymatio")
+    monkeypatch.setattr("spectral_dp.features.registry._REGISTRY", {})
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/features.md").read_text(), flags=re.DOTALL):
+        exec(compile(block, "docs/features.md", "exec"), namespace := {})
+    assert namespace["coarse_scattering"](namespace["ImageFacts"]((1, 8, 8), (0.5,), (0.5,))).scales == 3
+
+
 def test_links_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):

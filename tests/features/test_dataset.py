@@ -1,5 +1,7 @@
 """Features in the place of images: the same records in the same split."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,3 +74,15 @@ class TestViews:
     def test_more_than_are_cached_are_refused(self, features):
         with pytest.raises(FeatureError, match="2 views of each record are cached"):
             features.augmented(features.train_images[:2], 3)
+
+    def test_views_count_for_the_size_of_a_physical_batch(self, features):
+        one = replace(features, train_images=features.train_images.first_view)
+        assert one.physical_batch_size == 2 * features.physical_batch_size == 2**22
+
+
+def test_a_physical_batch_of_large_features_stays_in_the_cache():
+    wide = torch.zeros(3, 1).half().expand(3, 15552)
+    rows, labels = FeatureRows(wide), torch.zeros(3)
+    assert FeatureDataset("some", rows, labels, rows, labels, 10).physical_batch_size == 269
+    wider = FeatureRows(wide.expand(3, 15552).repeat(1, 60))
+    assert FeatureDataset("some", wider, labels, wider, labels, 10).physical_batch_size == 64

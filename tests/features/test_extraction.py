@@ -34,6 +34,16 @@ def test_all_rows_in_their_order(tmp_path, jobs):
     assert sorted(p.finished for p in seen) == [p.finished for p in seen]
 
 
+def test_a_module_may_say_how_many_records_it_is_given_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "_CHUNK_BYTES", 7 * 64)
+    sizes, module = [], Scaled().module((1, 4, 4))
+    module.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    module.rows_at_once = 5
+    monkeypatch.setattr(Scaled, "module", lambda *_: module)
+    assert torch.equal(extract_features(IMAGES, Scaled(), tmp_path, title="t").tensor, expected())
+    assert sizes == [5, 2, 3]
+
+
 def test_views_are_caches_of_their_own(tmp_path):
     plain = extract_features(IMAGES, Scaled(), tmp_path, title="t")
     mirrored = extract_features(IMAGES, Scaled(), tmp_path, title="t", view="mirrored")

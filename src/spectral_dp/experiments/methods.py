@@ -191,7 +191,7 @@ class EngineMethod(PrivateMethod):
             "clipping": settings.clipping,
             "noise_allocation": settings.noise_allocation,
             "spectral": self.spectral,
-            "max_physical_batch_size": settings.max_physical_batch_size,
+            "max_physical_batch_size": _physical_batch_size(settings, data),
             "augmentation_multiplicity": settings.augmentation_multiplicity,
         }
         with warnings.catch_warnings():
@@ -310,6 +310,13 @@ class OpacusMethod(PrivateMethod):
         self.engine.accountant.history = [tuple(phase) for phase in self._ledger.phases]
         if self._generator is not None:
             self._generator.set_state(state["generator"])  # else the noise of the first epochs would come again
+
+
+def _physical_batch_size(settings: ResolvedSettings, data: TrainingData) -> int | None:
+    """Returns what the settings say; else all at once, or as many as suit the size of features."""
+    if settings.max_physical_batch_size is None and isinstance(data, FeatureDataset):
+        return data.physical_batch_size
+    return settings.max_physical_batch_size
 
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:

@@ -199,7 +199,10 @@ class _Options:
     seed: int = _execution(0, "Seed of initialisation and augmentation.")
     reproducible: bool = _execution(False, "Draw noise and batches from the seed, too. The run is then NOT private.")
     max_physical_batch_size: int | None = _execution(
-        None, "The most samples that go through the model at once; saves memory, changes nothing else.", free=True
+        None,
+        "The most samples that go through the model at once; saves memory, changes nothing else (default: all, or on "
+        "features what fits the processor's cache).",
+        free=True,
     )
     device: str = _execution("cpu", "Torch device to train on.", free=True)
     threads: int | None = _execution(None, "Threads of torch (default: torch's).", free=True)

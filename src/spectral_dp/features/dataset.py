@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,9 @@ from spectral_dp.data.dataset import subset_order, validation_order
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
 from spectral_dp.features.rows import FeatureRows
+
+_BATCH_BYTES = 16 * 2**20  # of features as float32
+_LEAST_BATCH = 64  # with fewer records, a step is mostly calls of Python
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +45,15 @@ class FeatureDataset:
     def input_shape(self) -> Shape:
         """The shape of the features of one view of an image."""
         return tuple(self.train_images.tensor.shape[1:])
+
+    @property
+    def physical_batch_size(self) -> int:
+        """How many records are best trained on together: so many that their features stay in the processor's cache.
+
+        In larger batches, features are written to memory and read again for every product of a step.
+        """
+        views = 1 + len(self.train_images.others)
+        return max(_LEAST_BATCH, _BATCH_BYTES // (4 * views * math.prod(self.input_shape)))
 
     def normalise(self, features: Tensor) -> Tensor:
         """Turns features into float32; to normalise them is the model's part."""

@@ -37,7 +37,7 @@ Rows: TypeAlias = Tensor | FeatureCache | ViewsOfRows
 
 _ROUNDING = 1e-2  # relative: what half precision and another order of additions may change
 
-_ROWS_AT_ONCE = 16  # through the module: few, so that what is in between stays in the processor's cache
+_ROWS_AT_ONCE = 16  # through a module that does not say: few, so that what is in between stays in the cache
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,12 @@ class _Worker:
     def __init__(self, extractor: Extractor, path: Path, description: Mapping[str, Any]) -> None:
         self._path, self._description = path, description
         self._module: nn.Module = extractor.module(tuple(description["input_shape"]))
+        self._rows_at_once = int(getattr(self._module, "rows_at_once", _ROWS_AT_ONCE))
         self._is_tried = False
 
     @torch.inference_mode()
     def compute(self, chunk: int, rows: Tensor) -> int:
-        parts = [self._module(view_of(part, self._description["view"])) for part in rows.split(_ROWS_AT_ONCE)]
+        parts = [self._module(view_of(part, self._description["view"])) for part in rows.split(self._rows_at_once)]
         if not self._is_tried:
             self._require_independence(view_of(rows[:1], self._description["view"]), parts[0])
         features = torch.cat([part.half() for part in parts])

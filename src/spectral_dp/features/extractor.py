@@ -40,5 +40,6 @@ class Extractor(Protocol):
     def module(self, input_shape: Shape) -> nn.Module:
         """Returns the module that computes features, ``(B, *input_shape) -> (B, *output_shape)``, in evaluation mode.
 
-        Its input is what is extracted from: for images, bytes from 0 to 255.
+        Its input is what is extracted from: for images, bytes from 0 to 255. It may say in an attribute
+        ``rows_at_once`` how many records it is best given together, which decides the time and nothing else.
         """

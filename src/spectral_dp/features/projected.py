@@ -94,6 +94,7 @@ class SpectralProjection(nn.Module):
     It has no parameters. Its basis is no part of its ``state_dict``: it is in the file of the spectrum.
     """
 
+    rows_at_once = 256  # the basis is larger than the cache: it is to be read for many records together
     matrix: Tensor
     offset: Tensor
 

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from spectral_dp.gradients.sums import in_chunks
 from spectral_dp.mechanism.clipping import underflow
 
 #: A bound on the rounding error of a sum over two Gram matrices, in ulps of the squared sum of lengths. It is ten times
@@ -41,14 +42,24 @@ def token_norms(x: Tensor, dA: Tensor, x_errors: Tensor | None = None) -> Tensor
     if uses_gram:
         squared, x_lengths, dA_lengths = _gram_norms(x, dA)
     else:
-        # vector_norm adds its terms one after the other: on long rows it loses more than the rounding guard.
-        x_lengths, dA_lengths = squares(x).sum(2).sqrt(), squares(dA).sum(2).sqrt()
+        x_lengths, dA_lengths = _lengths(x), _lengths(dA)
         if tokens == 1:
             most = outer_norms(x_lengths if x_errors is None else x_lengths + x_errors, dA_lengths, n, m)
             return most.double().square().squeeze(1)
         pieces = zip(*(t.split(max(1, (1 << 20) // (n * m))) for t in (x, dA)), strict=True)
         squared = torch.cat([squares(d.mH @ v).sum((1, 2)) for v, d in pieces])
     return rounded_up(squared, x_lengths, dA_lengths, n, m, from_gram=uses_gram, x_errors=x_errors)
+
+
+def _lengths(t: Tensor) -> Tensor:
+    """Returns the lengths ``(B, T)`` of tokens ``(B, T, n)``, of a few samples at a time.
+
+    The squares of a large batch would be written to memory and read again; those of a few samples stay in the cache.
+    ``vector_norm`` needs no squares, but adds its terms one after the other: on long rows it loses more than the
+    rounding guard.
+    """
+    parts = [squares(t[rows]).sum(2).sqrt() for rows in in_chunks(len(t), max(t.shape[1] * t.shape[2], 1), t)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _gram_norms(x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
