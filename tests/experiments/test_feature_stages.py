@@ -136,6 +136,7 @@ def test_models_of_images_have_no_facts():
         ({"feature_rank": 5, "feature_channels": 2}, "give one"),
         ({"feature_rank": 5, "feature_norm": "private"}, "use feature_norm group or none"),
         ({"feature_length": "unit", "feature_norm": "public"}, "use feature_norm group or none"),
+        ({"feature_channels": 3, "model": "scatter-cnn"}, "use the model cnn, the form for colour"),
         ({"feature_rank": 0}, "feature_rank must be positive"),
         ({"feature_power": -1.0}, "feature_power must be at least 0"),
         ({"feature_damp": 0.0}, "feature_damp must be positive"),

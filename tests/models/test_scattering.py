@@ -46,6 +46,13 @@ def test_the_heads_on_any_features_are_the_same_heads():
         assert (models.entry(name).reads, models.entry(name).features) == ("features", None)
 
 
+def test_the_form_of_the_convolutional_head_can_be_chosen():
+    """Projected channels are few: the number of channels must not decide then."""
+    large, small = (models.build(name, input_shape=(40, 8, 8), classes=10) for name in ("cnn", "cnn-small"))
+    assert (large.conv1.out_channels, small.conv1.out_channels) == (64, 16)
+    assert models.build("cnn", input_shape=(40, 8, 8), classes=10, activation="relu")(torch.zeros(1, 40, 8, 8)).shape
+
+
 def test_the_linear_head_begins_at_zero():
     assert not any(p.any() for p in ScatterLinear(MNIST, 10).parameters())
 

@@ -128,8 +128,8 @@ class _Options:
 
     model: str = _model(
         "model1",
-        "Network: model1, lenet5, model2, model3; on features linear, cnn, scatter-linear, scatter-cnn; or your own as "
-        "package.module:factory.",
+        "Network: model1, lenet5, model2, model3; on features linear, cnn, cnn-small, scatter-linear, scatter-cnn; or "
+        "your own as package.module:factory.",
     )
     activation: Literal["tanh", "relu"] | None = _model(None, "Activation function; tanh where the model has a choice.")
     block_size: int | None = _model(
@@ -301,6 +301,11 @@ class Settings(_Options):
         if values["features"] is not None:
             for name, value in features.extractor_entry(values["features"]).settings.items():
                 values[name] = value if values[name] is None else values[name]
+            if self.feature_channels and self.model == "scatter-cnn":
+                raise SettingsError(
+                    "scatter-cnn takes its form from the number of channels, which feature_channels changes: use the "
+                    "model cnn, the form for colour images, or cnn-small, that for grey ones"
+                )
             values["feature_norm"] = values["feature_norm"] or "none"
             values["feature_length"] = values["feature_length"] or ("unit" if values["feature_rank"] else "none")
         elif entry.reads == "features":

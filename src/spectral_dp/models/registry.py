@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -115,6 +116,7 @@ register_model("lenet5", LeNet5, spectral={"layer_ratios": {"fc1": 0.4}})
 register_model("model2", Model2)
 register_model("model3", Model3)
 register_model("linear", ScatterLinear, reads="features")
-register_model("cnn", ScatterCNN, reads="features")
+register_model("cnn", partial(ScatterCNN, large=True), reads="features")
+register_model("cnn-small", partial(ScatterCNN, large=False), reads="features")
 register_model("scatter-linear", ScatterLinear, reads="features", features="scattering")
 register_model("scatter-cnn", ScatterCNN, reads="features", features="scattering")

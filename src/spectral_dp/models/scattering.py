@@ -40,15 +40,27 @@ class ScatterLinear(nn.Module):
 
 
 class ScatterCNN(nn.Module):
-    """A small convolutional network on maps, in two forms by the number of channels.
+    """A small convolutional network on maps, in two forms.
 
-    - at most 128 (scattering of grey images: 81): convolutions of 3 x 3 with 16 (stride 2) and 32 filters, dense layers
-      of 32, classes;
-    - more (scattering of colour images: 243): convolutions of 3 x 3 with 64 filters, max-pooling, 64 filters, one dense
-      layer.
+    - small, for scattering of grey images (81 channels): convolutions of 3 x 3 with 16 (stride 2) and 32 filters, dense
+      layers of 32, classes;
+    - large, for scattering of colour images (243 channels): convolutions of 3 x 3 with 64 filters, max-pooling, 64
+      filters, one dense layer.
+
+    Args:
+        input_shape: The shape ``(C, H, W)`` of the maps.
+        classes: The number of classes.
+        activation: The activation function.
+        large: Which form. By default it is the large one for more than 128 channels.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int, activation: Activation = "tanh") -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        activation: Activation = "tanh",
+        large: bool | None = None,
+    ) -> None:
         super().__init__()
         if len(input_shape) != 3:
             raise ValueError(
@@ -62,7 +74,7 @@ class ScatterCNN(nn.Module):
             )
         self.normalization: nn.Module = nn.Identity()
         self.activation = activation_layer(activation)
-        self.is_large = channels > _LARGE
+        self.is_large = channels > _LARGE if large is None else large
         if self.is_large:
             map_shape = (64, height // 2, width // 2)
             self.conv1 = nn.Conv2d(channels, 64, 3, padding=1)
