@@ -41,7 +41,7 @@ def test_a_module_may_say_how_many_records_it_is_given_together(tmp_path, monkey
     module.rows_at_once = 5
     monkeypatch.setattr(Scaled, "module", lambda *_: module)
     assert torch.equal(extract_features(IMAGES, Scaled(), tmp_path, title="t").tensor, expected())
-    assert sizes == [5, 2, 3]
+    assert sizes == [5, 2, 1, 3]  # one record alone: whether others matter is tried once
 
 
 def test_views_are_caches_of_their_own(tmp_path):

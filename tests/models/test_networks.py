@@ -65,3 +65,9 @@ def test_activations(name):
 def test_too_small_images_are_refused_with_the_size_needed():
     with pytest.raises(ValueError, match="at least 12 x 12 pixels, got 8 x 8"):
         models.build("lenet5", input_shape=(1, 8, 8), classes=10)
+
+
+@pytest.mark.parametrize("name", ["model1", "lenet5", "model2", "model3"])
+def test_vectors_are_refused_with_the_model_to_take(name):
+    with pytest.raises(ValueError, match=rf"{name} reads images or maps .* take the model linear"):
+        models.build(name, input_shape=(2000,), classes=10)

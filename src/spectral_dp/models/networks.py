@@ -20,6 +20,11 @@ class _Network(nn.Module):
 
     def __init__(self, input_shape: Shape, activation: Activation, smallest: int = 1) -> None:
         super().__init__()
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"{type(self).__name__.lower()} reads images or maps (C, H, W), got features of shape {input_shape}: "
+                "take the model linear"
+            )
         if min(input_shape[1:]) < smallest:
             raise ValueError(
                 f"{type(self).__name__.lower()} needs images of at least {smallest} x {smallest} pixels, got "
