@@ -76,24 +76,27 @@ class TestIsComputedOnce:
         assert one.path != two.path
         assert len(computed) == 2
 
-    @pytest.mark.parametrize("damage", ["truncated", "changed", "not a file of tensors", "another one"])
+    @pytest.mark.parametrize("damage", ["truncated", "changed", "no file of tensors", "other tensors", "another one"])
     def test_unless_it_is_damaged(self, tmp_path, computed, damage):
         stored = generated_spectrum(Pooled(), SHAPE, tmp_path, images=20)
         content = bytearray(stored.path.read_bytes())
         if damage == "changed":
-            content[-3] ^= 1
+            content[content.find(stored.load().mean.numpy().tobytes())] ^= 1
         elif damage == "another one":
             content = generated_spectrum(Pooled(), SHAPE, tmp_path, images=30).path.read_bytes()
-        stored.path.write_bytes({"truncated": content[:-5], "not a file of tensors": b"nothing"}.get(damage, content))
+        stored.path.write_bytes({"truncated": content[:-5], "no file of tensors": b"nothing"}.get(damage, content))
+        if damage == "other tensors":
+            torch.save({"mean": torch.zeros(3)}, stored.path)
         again = generated_spectrum(Pooled(), SHAPE, tmp_path, images=20)
         assert again == stored
         assert len(computed) == 2 + (damage == "another one")
 
     def test_nothing_half_written_is_left(self, tmp_path, monkeypatch):
-        def fails(*_):
+        def fails(value, file):
+            file.write(b"half of it")
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(module, "safetensors_bytes", fails)
+        monkeypatch.setattr(module.torch, "save", fails)
         with pytest.raises(KeyboardInterrupt):
             generated_spectrum(Pooled(), SHAPE, tmp_path, images=20)
         assert [path.suffix for path in (tmp_path / "spectra").iterdir()] == [".lock"]

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as safetensors_bytes
+import torch
 from torch import Tensor
 
 from spectral_dp.features.cache import FeatureCache, system_errors
@@ -33,6 +34,8 @@ from spectral_dp.priors import ImagePrior, Spectrum, generate_images, get_prior,
 _VERSION = 1
 _KEPT = 4096  # eigenvectors that are stored, if there are so many: more cost room, fewer another computation
 _ROWS_AT_ONCE = 1024
+_TENSORS = ("mean", "basis", "eigenvalues")
+_UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, UnpicklingError)  # what torch says of damaged files
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,13 @@ class StoredSpectrum:
             FeatureError: If the file is gone, or was replaced.
         """
         try:
-            with safe_open(self.path, "pt") as file:
-                if (file.metadata() or {}).get("checksum") != self.checksum:
-                    raise FeatureError(f"{self.path} is another spectrum now: begin again, it is computed if needed")
-                rows = file.get_slice("basis")[: self.rank if rank is None else rank]
-                values = file.get_tensor("eigenvalues")[: len(rows)]
-                return Spectrum(file.get_tensor("mean"), rows.T, values)
-        except (OSError, SafetensorError) as error:
+            found = _read(self.path)
+        except _UNREADABLE as error:
             raise FeatureError(f"cannot read the spectrum {self.path} ({error}): begin again") from error
+        if found["checksum"] != self.checksum:
+            raise FeatureError(f"{self.path} is another spectrum now: begin again, it is computed if needed")
+        kept = self.rank if rank is None else rank
+        return Spectrum(found["mean"], found["basis"][:kept].T, found["eigenvalues"][:kept])
 
 
 def generated_spectrum(
@@ -136,7 +138,7 @@ def generated_spectrum(
     }
     named = json.dumps(description, sort_keys=True)
     digest = hashlib.sha256(named.encode()).hexdigest()
-    path = Path(root) / "spectra" / f"{extractor.name}-{law.kind}-{digest[:12]}.safetensors"
+    path = Path(root) / "spectra" / f"{extractor.name}-{law.kind}-{digest[:12]}.pt"
     with _alone(path):
         if (found := _verified(path, named, channels)) is not None:
             return found
@@ -173,27 +175,35 @@ def _write(path: Path, spectrum: Spectrum, description: str) -> None:
         "basis": spectrum.basis.T.contiguous(),  # one eigenvector after the other, so that the first can be read alone
         "eigenvalues": spectrum.eigenvalues.contiguous(),
     }
-    metadata = {"description": description, "checksum": _checksum(tensors)}
     with system_errors(path), whole_file(path) as file:
-        file.write(safetensors_bytes(tensors, metadata))
+        torch.save({**tensors, "description": description, "checksum": _checksum(tensors)}, file)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns what is in a file: mapped, so that only what is used of it is read, and nothing but tensors and texts."""
+    found = torch.load(path, mmap=True, weights_only=True)
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), Tensor) for name in _TENSORS):
+        raise ValueError("it is no spectrum")
+    if not all(isinstance(found.get(name), str) for name in ("description", "checksum")):
+        raise ValueError("it does not say what it is of")
+    return found
 
 
 def _verified(path: Path, description: str, channels: bool) -> StoredSpectrum | None:
     """Returns the spectrum in a file if it is whole, unchanged and of this description."""
     try:
-        with safe_open(path, "pt") as file:
-            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        checksum = _checksum(tensors)
-        if metadata.get("description") != description or metadata.get("checksum") != checksum:
-            return None
-        return StoredSpectrum(path, checksum, len(tensors["mean"]), len(tensors["eigenvalues"]), channels)
-    except (OSError, SafetensorError, KeyError):
+        found = _read(path)
+    except _UNREADABLE:
         return None
+    checksum = _checksum(found)
+    if found["description"] != description or found["checksum"] != checksum:
+        return None
+    return StoredSpectrum(path, checksum, len(found["mean"]), len(found["eigenvalues"]), channels)
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
-    for name in ("mean", "basis", "eigenvalues"):
+    for name in _TENSORS:
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}\n".encode())
         digest.update(tensors[name].numpy().data)
     return digest.hexdigest()
