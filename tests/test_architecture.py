@@ -35,6 +35,7 @@ ROOMS = [
     "integrations",
     "audit",
     "data",
+    "pretrained",
     "features",
     "models",
     "experiments",

@@ -18,6 +18,7 @@ from spectral_dp.cli.features import features_command
 from spectral_dp.cli.report import report_command
 from spectral_dp.cli.reproduce import reproduce_command
 from spectral_dp.cli.train import train_command
+from spectral_dp.cli.weights import weights_app
 
 app = typer.Typer(
     name="spectral-dp",
@@ -51,3 +52,4 @@ app.command("reproduce")(reproduce_command)
 app.command("audit")(audit_command)
 app.command("features")(features_command)
 app.add_typer(data_app, name="data")
+app.add_typer(weights_app, name="weights")

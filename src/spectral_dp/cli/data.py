@@ -46,7 +46,7 @@ def get(
             typer.echo(f"{info.name}: comes with scikit-learn, nothing to fetch")
             continue
         try:
-            with _progress_bar() as progress:
+            with download_bar() as progress:
                 place = fetch_dataset(info.name, cache=cache, progress=progress, force=force)
         except DataError as error:
             typer.echo(f"error: {error}", err=True)
@@ -100,7 +100,7 @@ def _table(listed: list[dict[str, Any]], caption: str) -> Table:
 
 
 @contextmanager
-def _progress_bar() -> Iterator["DownloadProgress"]:
+def download_bar() -> Iterator["DownloadProgress"]:
     """A bar on stderr that shows the file under way and vanishes at the end; none where stderr is no terminal."""
     from rich import progress
 

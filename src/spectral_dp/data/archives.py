@@ -1,4 +1,4 @@
-"""Compressed files and tar archives, read without trusting them.
+"""Compressed files, tar and zip archives, read without trusting them.
 
 Nothing is ever unpacked to the disk: what is wanted is asked for by its exact name and read into memory, up to a limit.
 So a hostile path or link in an archive has nothing to act on, and a decompression bomb ends at the limit.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,32 @@ def read_members(archive: Path | bytes, names: Iterable[str], *, limit: int = AR
                 found[member.name] = content.read() if content else b""
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"not a tar archive, or truncated or corrupt: {error}") from error
+    return found
+
+
+def read_zip_members(archive: Path | bytes, names: Iterable[str], *, limit: int = ARCHIVE_LIMIT) -> dict[str, bytes]:
+    """Reads those members of a zip archive that are in ``names``; absent ones are left out.
+
+    Raises:
+        DataError: Not a zip archive, truncated, larger than ``limit`` when decompressed, or it holds a name twice.
+    """
+    found: dict[str, bytes] = {}
+    left = limit
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive) if isinstance(archive, bytes) else archive) as opened:
+            present = opened.namelist()
+            for name in dict.fromkeys(names):
+                if present.count(name) > 1:
+                    raise DataError(f"refused: {name} is in the archive twice")
+                if name not in present:
+                    continue
+                with opened.open(name) as member:
+                    found[name] = member.read(left + 1)  # what the header says of its size is not trusted
+                left -= len(found[name])
+                if left < 0:
+                    raise DataError(f"refused: the archive decompresses to more than {limit} bytes")
+    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise DataError(f"not a zip archive, or truncated or corrupt: {error}") from error
     return found
 
 

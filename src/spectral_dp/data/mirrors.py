@@ -31,16 +31,20 @@ def fetch_from_mirror(edition: Edition, address: str, progress: DownloadProgress
     """
     if edition.archive is None:
         return {
-            file.name: gunzip(_download(f"{address}{file.name}.gz", file.limit, progress), file.limit)
+            file.name: gunzip(download(f"{address}{file.name}.gz", file.limit, progress), file.limit)
             for file in edition.files
         }
-    archive = _download(address + edition.archive, edition.limit, progress)
+    archive = download(address + edition.archive, edition.limit, progress)
     found = read_members(archive, [f"{edition.folder}/{file.name}" for file in edition.files])
     return {name.removeprefix(f"{edition.folder}/"): content for name, content in found.items()}
 
 
-def _download(url: str, size: int, progress: DownloadProgress) -> bytes:
-    """Downloads a file that holds at most ``size`` bytes, compressed."""
+def download(url: str, size: int, progress: DownloadProgress) -> bytes:
+    """Downloads a file that holds at most ``size`` bytes, compressed; it is not verified yet.
+
+    Raises:
+        DataError: Not reached, no answer in time, or an answer that is cut off or too large.
+    """
     limit = size + _OVERHEAD
     content = bytearray()
     try:

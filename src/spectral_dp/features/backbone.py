@@ -1,0 +1,171 @@
+"""A frozen pretrained network as a front end: the average of its last maps, or the maps themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spectral_dp.features.errors import FeatureError
+from spectral_dp.features.extractor import Shape
+from spectral_dp.pretrained.architectures import find_architecture
+from spectral_dp.pretrained.folding import fold_batch_norms
+from spectral_dp.pretrained.weights import PretrainedWeights, find_weights
+
+Interpolation = Literal["bilinear", "bicubic"]
+
+_VERSION = 1  # of the numbers that come out: another version is another cache
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A pretrained network as an :class:`~spectral_dp.features.Extractor`.
+
+    Images keep the size in which they were published and are resized inside the module, so that a cache is of the data
+    set itself. Grey images are repeated in three channels. Texts are word pieces ``(L,)``, with zeros behind them.
+
+    Attributes:
+        weights: The weights, as :func:`~spectral_dp.pretrained.find_weights` finds them.
+        image_size: Pixels a side to which images are resized. None is the size that the network was trained on.
+        maps: Whether features are the last maps ``(C, h, w)``, rather than their average ``(C,)``.
+        interpolation: How images are resized; antialiased where they get smaller.
+    """
+
+    weights: PretrainedWeights
+    image_size: int | None = None
+    maps: bool = False
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in get_args(Interpolation):
+            choices = ", ".join(get_args(Interpolation))
+            raise FeatureError(f"unknown interpolation {self.interpolation!r}: choose one of {choices}")
+        if self.image_size is not None and self.image_size < 1:
+            raise FeatureError(f"the size of an image is at least 1 pixel, got {self.image_size}")
+        if self._reads_text and (self.maps or self.image_size is not None):
+            raise FeatureError(f"{self.weights.name} reads texts, which have no maps and no image size: leave these out")
+
+    @property
+    def name(self) -> str:
+        """The name of the network."""
+        return self.weights.name
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything that decides the features, with the checksum of the weights."""
+        facts: dict[str, Any] = {"weights": self.weights.sha256, "version": _VERSION}
+        if self._reads_text:
+            return facts
+        return facts | {
+            "image_size": self._side,
+            "maps": self.maps,
+            "interpolation": self.interpolation,
+            "mean": list(self.weights.mean),
+            "std": list(self.weights.std),
+        }
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Returns ``(C,)``, or ``(C, h, w)`` for maps."""
+        if self._reads_text:
+            if len(input_shape) != 1:
+                raise FeatureError(f"expected word pieces (L,), got shape {input_shape}: encode texts with WordPiece")
+            return (_text_width(self.name),)
+        if len(input_shape) != 3 or input_shape[0] not in (1, 3):
+            raise FeatureError(f"expected images of 1 or 3 channels, (C, H, W), got shape {input_shape}")
+        maps = _map_shape(self.name, self._side)
+        return maps if self.maps else maps[:1]
+
+    def module(self, input_shape: Shape) -> nn.Module:
+        """Returns the network on images or texts of this shape, in evaluation mode."""
+        self.output_shape(input_shape)
+        network = fold_batch_norms(self.weights.network())
+        if self._reads_text:
+            return _TextFeatures(network).eval()
+        return _ImageFeatures(self, network, self._side).eval()
+
+    @property
+    def _reads_text(self) -> bool:
+        return find_architecture(self.weights.name).reads == "text"
+
+    @property
+    def _side(self) -> int:
+        return self.image_size or find_architecture(self.weights.name).image_size
+
+
+def backbone(
+    name: str,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    image_size: int | None = None,
+    maps: bool = False,
+    interpolation: Interpolation = "bilinear",
+    cache: str | os.PathLike[str] | None = None,
+) -> Backbone:
+    """Returns a pretrained network as a front end.
+
+    Args:
+        name: Name of the network; ``spectral-dp weights list`` has them.
+        weights: A file of your own. If None, the weights are those that ``spectral-dp weights get`` put into the cache.
+        image_size: Pixels a side to which images are resized. None is the size that the network was trained on.
+        maps: Whether features are the last maps, rather than their average.
+        interpolation: How images are resized.
+        cache: Cache directory to use instead of the user's.
+    """
+    return Backbone(find_weights(name, weights, cache=cache), image_size, maps, interpolation)
+
+
+class _ImageFeatures(nn.Module):
+    """``(B, C, H, W)``, bytes or numbers from 0 to 1, to ``(B, C')`` or ``(B, C', h, w)``."""
+
+    def __init__(self, settings: Backbone, network: nn.Module, side: int) -> None:
+        super().__init__()
+        # Neighbouring channels in memory are what small convolutions are fastest on.
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.settings, self.side = settings, side
+        for name, value in (("mean", settings.weights.mean), ("std", settings.weights.std)):
+            self.register_buffer(name, torch.tensor(value).view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+        size = (self.side, self.side)
+        if tuple(pixels.shape[2:]) != size:
+            pixels = F.interpolate(pixels, size, mode=self.settings.interpolation, antialias=True)
+        pixels = ((pixels.expand(-1, 3, -1, -1) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)  # type: ignore[operator]
+        features = self.network.maps(pixels) if self.settings.maps else self.network.pooled(pixels)  # type: ignore[operator]
+        return features.contiguous()
+
+
+class _TextFeatures(nn.Module):
+    """``(B, L)`` word pieces to ``(B, width)``."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pieces: Tensor) -> Tensor:
+        longest = int((pieces != 0).sum(1).max()) if len(pieces) else 1
+        return self.network.pooled(pieces[:, : max(longest, 1)])  # type: ignore[operator]  # padding costs time
+
+
+@lru_cache
+def _map_shape(name: str, side: int) -> Shape:
+    with torch.device("meta"), torch.no_grad():
+        network = find_architecture(name).build().eval()
+        try:
+            return tuple(network.maps(torch.empty(1, 3, side, side)).shape[1:])  # type: ignore[operator]
+        except RuntimeError as error:
+            raise FeatureError(f"images of {side} x {side} pixels are too small for {name}: enlarge them") from error
+
+
+@lru_cache
+def _text_width(name: str) -> int:
+    with torch.device("meta"):
+        width = find_architecture(name).build().width
+    assert isinstance(width, int)
+    return width

@@ -1,0 +1,108 @@
+"""EfficientNet-Lite0, 1 and 2 (Tan and Le 2019, without squeeze-and-excitation, with ReLU6).
+
+The parameter names are those of the package ``efficientnet-lite-pytorch``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spectral_dp.pretrained.networks.backbone import ImageBackbone, linear_head
+
+#: Number of blocks, kernel size, first stride, expansion and channels of each stage of Lite0.
+_STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+
+#: Width and depth, relative to Lite0.
+_SCALES = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2)}
+
+_EPSILON = 1e-3  # of BatchNorm, as in TensorFlow
+
+
+class SamePadding(nn.Conv2d):
+    """A convolution with the padding that TensorFlow calls SAME: with a stride, more behind than before.
+
+    Where both sides are padded alike the convolution pads by itself, which is faster.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W) -> (B, out, ceil(H / stride), ceil(W / stride))``."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        height, width = (
+            max((math.ceil(side / stride) - 1) * stride + kernel - side, 0) for side in (x.shape[2], x.shape[3])
+        )
+        if height == width and height % 2 == 0:
+            return F.conv2d(x, self.weight, self.bias, self.stride, height // 2, self.dilation, self.groups)
+        before_height, before_width = height // 2, width // 2
+        x = F.pad(x, (before_width, width - before_width, before_height, height - before_height))
+        return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class MBConvBlock(nn.Module):
+    """Expansion by a 1 x 1 convolution, a depthwise convolution, projection, and a shortcut where shapes agree."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        self.has_expansion, self.has_shortcut = expansion != 1, stride == 1 and channels == out
+        if self.has_expansion:
+            self._expand_conv = nn.Conv2d(channels, hidden, 1, bias=False)
+            self._bn0 = nn.BatchNorm2d(hidden, _EPSILON)
+        self._depthwise_conv = SamePadding(hidden, hidden, kernel, stride, groups=hidden, bias=False)
+        self._bn1 = nn.BatchNorm2d(hidden, _EPSILON)
+        self._project_conv = nn.Conv2d(hidden, out, 1, bias=False)
+        self._bn2 = nn.BatchNorm2d(out, _EPSILON)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, channels, H, W) -> (B, out, H / stride, W / stride)``."""
+        hidden = F.relu6(self._bn0(self._expand_conv(x))) if self.has_expansion else x
+        hidden = F.relu6(self._bn1(self._depthwise_conv(hidden)))
+        result = self._bn2(self._project_conv(hidden))
+        return x + result if self.has_shortcut else result
+
+
+class EfficientNetLite(ImageBackbone):
+    """EfficientNet-Lite for ImageNet; ``number`` is 0, 1 or 2."""
+
+    def __init__(self, number: int, classes: int | None = None) -> None:
+        super().__init__()
+        width, depth = _SCALES[number]
+        self._conv_stem = SamePadding(3, 32, 3, 2, bias=False)
+        self._bn0 = nn.BatchNorm2d(32, _EPSILON)
+        blocks, channels, last = [], 32, len(_STAGES) - 1
+        for stage, (repeats, kernel, first_stride, expansion, out) in enumerate(_STAGES):
+            scaled = _rounded(out * width)
+            # The first and the last stage keep their depth in all of the family, and the stem and the head their width.
+            for block in range(repeats if stage in (0, last) else math.ceil(depth * repeats)):
+                blocks.append(MBConvBlock(channels, scaled, kernel, 1 if block else first_stride, expansion))
+                channels = scaled
+        self._blocks = nn.Sequential(*blocks)
+        self.width = 1280
+        self._conv_head = nn.Conv2d(channels, self.width, 1, bias=False)
+        self._bn1 = nn.BatchNorm2d(self.width, _EPSILON)
+        self._fc = linear_head(self.width, classes)
+
+    def maps(self, images: Tensor) -> Tensor:
+        """``(B, 3, H, W) -> (B, 1280, H / 32, W / 32)``."""
+        x = self._blocks(F.relu6(self._bn0(self._conv_stem(images))))
+        return F.relu6(self._bn1(self._conv_head(x)))
+
+    def head(self, pooled: Tensor) -> Tensor:
+        """``(B, 1280) -> (B, classes)``."""
+        return self._fc(pooled)
+
+
+def _rounded(channels: float) -> int:
+    """Returns the nearest multiple of eight that is not more than a tenth smaller."""
+    nearest = max(8, int(channels + 4) // 8 * 8)
+    return nearest + 8 if nearest < 0.9 * channels else nearest
