@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,10 +21,21 @@ def features_command(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data set; `spectral-dp data list` has them.")],
     features: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Which features: scattering, or your own as package.module:factory."),
+        typer.Option(
+            metavar="NAME", help="Which features: scattering, a pretrained network, or package.module:factory."
+        ),
     ] = None,
     scattering: Annotated[
         bool, typer.Option("--scattering", help="Wavelet scattering, two scales, eight angles, order two unless said.")
+    ] = False,
+    backbone: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A pretrained network; `spectral-dp weights list` has them.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="File with weights of the backbone, instead of those in the cache.")
+    ] = None,
+    maps: Annotated[
+        bool, typer.Option("--maps", help="The last maps of the backbone, rather than their average over positions.")
     ] = False,
     feature_option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Option of the features. May be repeated.")
@@ -51,17 +62,28 @@ def features_command(
     spectral-dp features cifar10 --scattering
     spectral-dp features cifar10 --scattering --mirrored --jobs 2
     spectral-dp features mnist --features scattering --feature-option scales=1
+    spectral-dp features cifar10 --backbone efficientnet-lite0 --image-size 128
     """  # noqa: D301  (\b is for click: keep these lines as they are)
     with plain_errors():
         from spectral_dp.data import load_dataset  # late: torch takes a second
-        from spectral_dp.features import build_extractor
+        from spectral_dp.features import FeatureError, build_extractor
         from spectral_dp.features.datasets import Split, dataset_features, facts_of
         from spectral_dp.features.views import View
+        from spectral_dp.pretrained import NAMES
 
-        name = _one_name({"--features": features, "--scattering": "scattering" if scattering else None})
+        scattered = "scattering" if scattering else None
+        name = _one_name({"--features": features, "--scattering": scattered, "--backbone": backbone})
+        options: dict[str, Any] = dict(named_values(feature_option or []))
         images = load_dataset(dataset, path=data_path, cache=cache)
-        images = images.resized(image_size) if image_size else images
-        extractor = build_extractor(name, facts_of(images), named_values(feature_option or []))
+        if name in NAMES:  # resizes images itself, so that the cache is of the data set as published
+            given = {"weights": weights and str(weights), "image_size": image_size, "maps": maps or None}
+            given["cache"] = cache and str(cache)
+            options |= {option: value for option, value in given.items() if value is not None}
+        elif backbone or weights or maps:
+            raise FeatureError(f"--backbone, --weights and --maps are for one of {', '.join(NAMES)}, not for {name}")
+        elif image_size:
+            images = images.resized(image_size)
+        extractor = build_extractor(name, facts_of(images), options)
         variants: list[tuple[Split, View]] = [("train", "plain"), ("test", "plain")]
         made = []
         for split, view in variants + [("train", "mirrored")] * mirrored:

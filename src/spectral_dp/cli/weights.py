@@ -47,7 +47,7 @@ def get(
 
 @weights_app.command(name="list")
 def list_(cache: CacheOption = None, as_json: JsonOption = False) -> None:
-    """Lists the pretrained networks, who published their weights, and whether these are in the cache."""
+    """Lists the pretrained networks and whether their weights are in the cache; --json also who published them."""
     from spectral_dp.data import cache_directory
     from spectral_dp.pretrained.catalog import WEIGHTS
 
@@ -68,6 +68,7 @@ def _listed(info: Any, cache: Path | None) -> dict[str, Any]:
         "name": info.name,
         "publisher": info.publisher,
         "trained_on": info.trained_on,
+        "data": info.data,
         "licence": info.licence,
         "editions": [
             {"name": edition.name, "files": {file.name: file.sha256 for file in edition.files}}
@@ -81,9 +82,9 @@ def _listed(info: Any, cache: Path | None) -> dict[str, Any]:
 
 def _table(listed: list[dict[str, Any]], caption: str) -> Table:
     table = Table(caption=caption)
-    for heading in ("name", "publisher", "trained on", "licence", "size", "state"):
-        table.add_column(heading, no_wrap=heading in ("name", "size"))
+    for heading in ("name", "trained on", "licence", "size", "state"):
+        table.add_column(heading, no_wrap=heading != "licence")
     for each in listed:
         size = f"{each['bytes'] / 1e6:.0f} MB" if each["bytes"] else "-"
-        table.add_row(each["name"], each["publisher"], each["trained_on"], each["licence"], size, each["state"])
+        table.add_row(each["name"], each["trained_on"], each["licence"], size, each["state"])
     return table

@@ -130,7 +130,8 @@ def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
     """Returns what the privacy statement says of the features of a run; nothing if it reads images."""
     if settings.features is None:
         return {}
-    assumption = extractor_entry(settings.features).assumption
+    general = extractor_entry(settings.features).assumption
+    assumption = getattr(extractor_of(settings), "assumption", general)  # a front end may know more of itself
     facts = {
         "features": f"{settings.features}: {assumption}. They are a fixed public function of one record, so nothing of "
         "them is released or charged; cached, they are as private as the records"

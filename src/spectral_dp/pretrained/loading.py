@@ -79,8 +79,6 @@ def _shapes() -> dict[str, dict[str, tuple[int, ...]]]:
     """The shape of every tensor of every network, without their heads."""
     with torch.device("meta"):
         return {
-            architecture.name: {
-                key: tuple(value.shape) for key, value in architecture.build().state_dict().items()
-            }
+            architecture.name: {key: tuple(value.shape) for key, value in architecture.build().state_dict().items()}
             for architecture in ARCHITECTURES
         }

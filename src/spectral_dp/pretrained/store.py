@@ -106,13 +106,13 @@ def edition_of(name: str, origin: dict[str, Any]) -> WeightsEdition:
     raise WeightsError(f"there is no edition {origin['edition']!r} of {name}")
 
 
-State = Literal["absent", "cached", "corrupt", "give --weights"]
+State = Literal["absent", "cached", "corrupt", "own file"]
 
 
 def state_of_weights(name: str, cache: str | os.PathLike[str] | None = None) -> State:
     """Returns whether weights are in the cache, by a quick look that is no proof."""
     if not find_weights_info(name).editions:
-        return "give --weights"
+        return "own file"
     place = place_of_weights(name, cache)
     if not place.exists():
         return "absent"

@@ -95,9 +95,7 @@ def find_weights(
     remark = f"; {edition.remark}" if edition.remark else ""
     assumption = (
         f"a pretrained network {name}, published by {info.publisher} under {info.licence}, trained on "
-        f"{info.trained_on}{remark}. {_MEANING}"
+        f"{info.trained_on} ({info.data}){remark}. {_MEANING}"
     )
     place = place_of_weights(name, cache)
-    return PretrainedWeights(
-        name, place / file, origin["files"][file], mean, std, dict(edition.options), assumption
-    )
+    return PretrainedWeights(name, place / file, origin["files"][file], mean, std, dict(edition.options), assumption)

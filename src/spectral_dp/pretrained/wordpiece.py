@@ -1,8 +1,8 @@
 """From texts to numbers of word pieces, as BERT's uncased vocabulary has them (Devlin et al. 2019).
 
-    text -> without control characters and accents, in lower case
-         -> words and single punctuation marks
-         -> the longest pieces of the vocabulary, from the left; a piece inside a word begins with ``##``
+text -> without control characters and accents, in lower case
+     -> words and single punctuation marks
+     -> the longest pieces of the vocabulary, from the left; a piece inside a word begins with ``##``
 """
 
 from __future__ import annotations
@@ -124,4 +124,6 @@ def _is_punctuation(character: str) -> bool:
 
 def _is_chinese(character: str) -> bool:
     code = ord(character)
-    return 0x3400 <= code <= 0x9FFF or 0xF900 <= code <= 0xFAFF or 0x20000 <= code <= 0x2CEAF or 0x2F800 <= code <= 0x2FA1F
+    return (
+        0x3400 <= code <= 0x9FFF or 0xF900 <= code <= 0xFAFF or 0x20000 <= code <= 0x2CEAF or 0x2F800 <= code <= 0x2FA1F
+    )

@@ -29,25 +29,6 @@ _SCALES = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2)}
 _EPSILON = 1e-3  # of BatchNorm, as in TensorFlow
 
 
-class SamePadding(nn.Conv2d):
-    """A convolution with the padding that TensorFlow calls SAME: with a stride, more behind than before.
-
-    Where both sides are padded alike the convolution pads by itself, which is faster.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(B, C, H, W) -> (B, out, ceil(H / stride), ceil(W / stride))``."""
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        height, width = (
-            max((math.ceil(side / stride) - 1) * stride + kernel - side, 0) for side in (x.shape[2], x.shape[3])
-        )
-        if height == width and height % 2 == 0:
-            return F.conv2d(x, self.weight, self.bias, self.stride, height // 2, self.dilation, self.groups)
-        before_height, before_width = height // 2, width // 2
-        x = F.pad(x, (before_width, width - before_width, before_height, height - before_height))
-        return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
-
-
 class MBConvBlock(nn.Module):
     """Expansion by a 1 x 1 convolution, a depthwise convolution, projection, and a shortcut where shapes agree."""
 
@@ -58,7 +39,8 @@ class MBConvBlock(nn.Module):
         if self.has_expansion:
             self._expand_conv = nn.Conv2d(channels, hidden, 1, bias=False)
             self._bn0 = nn.BatchNorm2d(hidden, _EPSILON)
-        self._depthwise_conv = SamePadding(hidden, hidden, kernel, stride, groups=hidden, bias=False)
+        padding = kernel // 2 if stride == 1 else 0
+        self._depthwise_conv = nn.Conv2d(hidden, hidden, kernel, stride, padding, groups=hidden, bias=False)
         self._bn1 = nn.BatchNorm2d(hidden, _EPSILON)
         self._project_conv = nn.Conv2d(hidden, out, 1, bias=False)
         self._bn2 = nn.BatchNorm2d(out, _EPSILON)
@@ -66,7 +48,7 @@ class MBConvBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``(B, channels, H, W) -> (B, out, H / stride, W / stride)``."""
         hidden = F.relu6(self._bn0(self._expand_conv(x))) if self.has_expansion else x
-        hidden = F.relu6(self._bn1(self._depthwise_conv(hidden)))
+        hidden = F.relu6(self._bn1(self._depthwise_conv(_padded(hidden, self._depthwise_conv))))
         result = self._bn2(self._project_conv(hidden))
         return x + result if self.has_shortcut else result
 
@@ -77,7 +59,7 @@ class EfficientNetLite(ImageBackbone):
     def __init__(self, number: int, classes: int | None = None) -> None:
         super().__init__()
         width, depth = _SCALES[number]
-        self._conv_stem = SamePadding(3, 32, 3, 2, bias=False)
+        self._conv_stem = nn.Conv2d(3, 32, 3, 2, bias=False)
         self._bn0 = nn.BatchNorm2d(32, _EPSILON)
         blocks, channels, last = [], 32, len(_STAGES) - 1
         for stage, (repeats, kernel, first_stride, expansion, out) in enumerate(_STAGES):
@@ -94,7 +76,7 @@ class EfficientNetLite(ImageBackbone):
 
     def maps(self, images: Tensor) -> Tensor:
         """``(B, 3, H, W) -> (B, 1280, H / 32, W / 32)``."""
-        x = self._blocks(F.relu6(self._bn0(self._conv_stem(images))))
+        x = self._blocks(F.relu6(self._bn0(self._conv_stem(_padded(images, self._conv_stem)))))
         return F.relu6(self._bn1(self._conv_head(x)))
 
     def head(self, pooled: Tensor) -> Tensor:
@@ -106,3 +88,15 @@ def _rounded(channels: float) -> int:
     """Returns the nearest multiple of eight that is not more than a tenth smaller."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
+
+
+def _padded(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    """Returns the input of a convolution with the padding that TensorFlow calls SAME, which may be more behind.
+
+    Without a stride both sides are padded alike, which the convolution does itself.
+    """
+    kernel, stride = conv.kernel_size[0], conv.stride[0]
+    if stride == 1:
+        return x
+    height, width = (max((math.ceil(side / stride) - 1) * stride + kernel - side, 0) for side in x.shape[2:])
+    return F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))

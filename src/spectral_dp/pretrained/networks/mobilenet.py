@@ -11,7 +11,7 @@ _STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3
 
 
 class InvertedResidual(nn.Module):
-    """Expansion by a 1 x 1 convolution, a depthwise 3 x 3 convolution, projection, and a shortcut where shapes agree."""
+    """Expansion by a 1 x 1 convolution, a depthwise 3 x 3 one, projection, and a shortcut where shapes agree."""
 
     def __init__(self, channels: int, out: int, stride: int, expansion: int) -> None:
         super().__init__()

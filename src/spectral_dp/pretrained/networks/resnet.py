@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -12,8 +13,6 @@ from spectral_dp.pretrained.networks.backbone import ImageBackbone, linear_head
 
 class BasicBlock(nn.Module):
     """Two convolutions of 3 x 3 and a shortcut."""
-
-    expansion = 1
 
     def __init__(self, channels: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -33,10 +32,8 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """Convolutions of 1 x 1, 3 x 3 and 1 x 1, and a shortcut.
 
-    The stride is that of the second convolution, as in torchvision, or of the first one, as He et al. and Keras have it.
+    The stride is that of the second convolution, as in torchvision, or of the first one, as in Keras.
     """
-
-    expansion = 4
 
     def __init__(self, channels: int, planes: int, stride: int, *, stride_first: bool = False) -> None:
         super().__init__()
@@ -60,18 +57,19 @@ class Bottleneck(nn.Module):
 class ResNet(ImageBackbone):
     """A residual network for ImageNet: four stages, ``layer1`` to ``layer4``."""
 
-    def __init__(self, block: type[BasicBlock] | partial[Bottleneck], depths: tuple[int, ...], classes: int | None):
+    def __init__(
+        self, block: Callable[[int, int, int], nn.Module], expansion: int, depths: tuple[int, ...], classes: int | None
+    ) -> None:
         super().__init__()
-        expansion = (block.func if isinstance(block, partial) else block).expansion  # type: ignore[attr-defined]
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         channels = 64
         for stage, depth in enumerate(depths):
-            planes, blocks = 64 * 2**stage, []
-            for number in range(depth):
-                blocks.append(block(channels, planes, 2 if stage and not number else 1))
-                channels = planes * expansion
+            planes, stride = 64 * 2**stage, 2 if stage else 1
+            blocks = [block(channels, planes, stride)]
+            channels = planes * expansion
+            blocks += [block(channels, planes, 1) for _ in range(depth - 1)]
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.width = channels
         self.fc = linear_head(channels, classes)
@@ -79,7 +77,9 @@ class ResNet(ImageBackbone):
     def maps(self, images: Tensor) -> Tensor:
         """``(B, 3, H, W) -> (B, width, H / 32, W / 32)``."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(images))))
-        return self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in range(1, 5):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x
 
     def head(self, pooled: Tensor) -> Tensor:
         """``(B, width) -> (B, classes)``."""
@@ -88,12 +88,12 @@ class ResNet(ImageBackbone):
 
 def resnet18(classes: int | None = None) -> ResNet:
     """Returns ResNet-18: 512 features."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), classes)
+    return ResNet(BasicBlock, 1, (2, 2, 2, 2), classes)
 
 
 def resnet50(classes: int | None = None, *, stride_first: bool = False) -> ResNet:
     """Returns ResNet-50: 2048 features. ``stride_first`` is for weights of Keras (see :class:`Bottleneck`)."""
-    return ResNet(partial(Bottleneck, stride_first=stride_first), (3, 4, 6, 3), classes)
+    return ResNet(partial(Bottleneck, stride_first=stride_first), 4, (3, 4, 6, 3), classes)
 
 
 def _shortcut(channels: int, out: int, stride: int) -> nn.Sequential | None:

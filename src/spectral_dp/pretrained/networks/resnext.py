@@ -63,7 +63,9 @@ class ResNeXt29(ImageBackbone):
     def maps(self, images: Tensor) -> Tensor:
         """``(B, 3, H, W) -> (B, width, H / 4, W / 4)``."""
         x = F.relu(self.bn_1(self.conv_1_3x3(images)))
-        return self.stage_3(self.stage_2(self.stage_1(x)))
+        for stage in range(1, 4):
+            x = self.get_submodule(f"stage_{stage}")(x)
+        return x
 
     def head(self, pooled: Tensor) -> Tensor:
         """``(B, width) -> (B, classes)``."""

@@ -54,7 +54,10 @@ class WideResNet(ImageBackbone):
 
     def maps(self, images: Tensor) -> Tensor:
         """``(B, 3, H, W) -> (B, width, H / 4, W / 4)``."""
-        return F.relu(self.bn1(self.block3(self.block2(self.block1(self.conv1(images))))))
+        x = self.conv1(images)
+        for stage in range(1, 4):
+            x = self.get_submodule(f"block{stage}")(x)
+        return F.relu(self.bn1(x))
 
     def head(self, pooled: Tensor) -> Tensor:
         """``(B, width) -> (B, classes)``."""
