@@ -2,8 +2,8 @@
 
 The ordinary clients fetch the package, with whatever registry and proxy they are configured for. The client only
 downloads: nothing is installed or unpacked. No script of a package is run, with one exception: pip asks a source
-archive for its metadata, which runs its ``setup.py``. So packages of pip are given by their checksum, which pip compares
-before.
+archive for its metadata, which runs its ``setup.py``. So packages of pip are given by their checksum, and pip compares
+it first.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def load_state(network: nn.Module, architecture: Architecture, state: Mapping[st
     Raises:
         WeightsError: The weights are of another network. The message says of which, if we know it.
     """
-    expected = network.state_dict()
+    expected, given = network.state_dict(), state
     state = {key: value for key, value in state.items() if not key.startswith(architecture.unused or ("\0",))}
     head = {key: value for key, value in expected.items() if key.startswith(architecture.head)}
     if any(key not in state or state[key].shape != value.shape for key, value in head.items()) or not head:
@@ -37,11 +37,8 @@ def load_state(network: nn.Module, architecture: Architecture, state: Mapping[st
     for key, value in expected.items():
         if key.endswith(_COUNTER):
             state.setdefault(key, value)
-    missing = [key for key in expected if key not in state]
-    strangers = [key for key in state if key not in expected]
-    reshaped = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    if missing or strangers or reshaped:
-        raise WeightsError(f"{name} does not hold weights of {architecture.name}: {_differences(state, expected)}")
+    if differences := _differences(state, expected):
+        raise WeightsError(f"{name} does not hold weights of {architecture.name}: {differences}. {_likely(given)}")
     bad = [key for key, value in state.items() if value.is_floating_point() and not bool(value.isfinite().all())]
     if bad:
         raise WeightsError(f"{name} is damaged: {bad[0]} holds NaN or infinite numbers. Get it again")
@@ -50,18 +47,22 @@ def load_state(network: nn.Module, architecture: Architecture, state: Mapping[st
 
 
 def _differences(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """Returns what does not fit, or nothing if all does."""
     parts = []
     missing, strangers = [k for k in expected if k not in state], [k for k in state if k not in expected]
     reshaped = [k for k in expected if k in state and state[k].shape != expected[k].shape]
     for what, keys in (("missing", missing), ("unknown", strangers)):
         if keys:
-            parts.append(f"{len(keys)} of its names {'are ' + what} ({keys[0]}, ...)")
+            parts.append(f"{len(keys)} of its names are {what} ({keys[0]}, ...)")
     if reshaped:
         key = reshaped[0]
         parts.append(f"{key} is {tuple(state[key].shape)}, not {tuple(expected[key].shape)}")
+    return "; ".join(parts)
+
+
+def _likely(state: Mapping[str, Tensor]) -> str:
     likely = looks_like(state)
-    cure = f"it looks like {likely}: ask for that network" if likely else "it looks like no network that we know"
-    return "; ".join(parts) + f". {cure[0].upper()}{cure[1:]}"
+    return f"It looks like {likely}: ask for that network" if likely else "It looks like no network that we know"
 
 
 def looks_like(state: Mapping[str, Tensor]) -> str | None:

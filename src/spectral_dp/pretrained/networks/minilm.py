@@ -60,8 +60,9 @@ class MiniLM(nn.Module):
 
     def pooled(self, pieces: Tensor) -> Tensor:
         """Returns the average over the word pieces of each text: ``(B, L) -> (B, width)``."""
-        weights = _mask(pieces)[..., None].to(self.embeddings.LayerNorm.weight.dtype)
-        return (self.maps(pieces) * weights).sum(1) / weights.sum(1)
+        features = self.maps(pieces)
+        weights = _mask(pieces)[..., None].to(features.dtype)
+        return (features * weights).sum(1) / weights.sum(1)
 
     def forward(self, pieces: Tensor) -> Tensor:
         """``(B, L) -> (B, classes)``; without a head, ``(B, width)``."""
