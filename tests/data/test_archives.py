@@ -1,14 +1,16 @@
-"""gzip and tar: bounded, by exact name, in memory only."""
+"""gzip, tar and zip: bounded, by exact name, in memory only."""
 
 import gzip
+import io
 import os
 import tarfile
+import zipfile
 
 import pytest
 from tests.support.published import tar
 
 from spectral_dp.data import DataError
-from spectral_dp.data.archives import gunzip, read_members
+from spectral_dp.data.archives import gunzip, read_members, read_zip_members
 
 
 def test_gunzip():
@@ -89,3 +91,41 @@ def test_a_header_that_announces_too_much():
 def test_damage(content):
     with pytest.raises(DataError, match="truncated or corrupt"):
         read_members(content, ["x"])
+
+
+def zipped(*members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def test_members_of_a_zip_archive_by_name(tmp_path):
+    content = zipped(("a/x", b"1"), ("a/y", b"22"), ("../evil", b"3"))
+    (tmp_path / "archive").write_bytes(content)
+    for archive in (content, tmp_path / "archive"):
+        assert read_zip_members(archive, ["a/y", "absent", "a/x", "a/x"]) == {"a/x": b"1", "a/y": b"22"}
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a zip archive"),
+        (zipped(("x", b"content" * 99))[:-30], "not a zip archive"),
+        (zipped(("x", bytes(10**6))), "more than 1000 bytes"),
+        (zipped(("x", bytes(600)), ("y", bytes(600))), "more than 1000 bytes"),
+        (zipped(("x", b"content")).replace(zipped(("x", b"content"))[31:36], b"!!!!!"), "truncated or corrupt"),
+    ],
+    ids=["empty", "cut", "bomb", "bomb of two", "damaged"],
+)
+def test_zip_archives_that_are_refused(content, reason):
+    with pytest.raises(DataError, match=reason):
+        read_zip_members(content, ["x", "y"], limit=1000)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_twice_in_a_zip_archive():
+    with pytest.raises(DataError, match="x is in the archive twice"):
+        read_zip_members(zipped(("x", b"1"), ("x", b"2")), ["x"])

