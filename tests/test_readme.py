@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
         ("docs/gradients.md", ""),
         ("docs/extending.md", ""),
         ("docs/audit.md", "no violation found"),
+        ("docs/pretrained.md", ""),
     ],
 )
 def test_python_examples_run(page, prints, capsys, tmp_path):

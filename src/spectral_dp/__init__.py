@@ -10,7 +10,8 @@ The rooms, from the ground up; imports point from later rooms to earlier ones on
 - ``utils`` and ``validators``: what scripts import of Opacus besides the engine, under the same paths.
 - ``integrations``: private training inside the trainers of transformers and Lightning; each needs its extra.
 - ``audit``: attempts to prove a claimed epsilon wrong.
-- ``data``, ``models``, ``experiments``, ``cli``: the application on top, which needs the extra ``spectral-dp[cli]``.
+- ``data``, ``pretrained``, ``features``, ``models``, ``experiments``, ``cli``: the application on top, which needs the
+  extra ``spectral-dp[cli]``.
 
 The public names, and the rooms of the library as attributes, are imported when they are first used, so that
 ``spectral-dp --help`` does not wait for torch.

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.pretrained import weights_content
 
 from spectral_dp import audit
 from spectral_dp.data import load_dataset
@@ -121,6 +122,17 @@ def test_a_projection_makes_it_spectral(tmp_path, recwarn):
 def test_heads_on_projected_features_can_be_audited(options):
     report = audit.run_audit(target_from_settings(settings(**options)), effort=EFFORT, confidence=0.999, seed=0)
     assert report.ok, report.violations
+
+
+def test_a_backbone_trains_a_head_and_the_statement_says_whose_it_is(tmp_path):
+    (tmp_path / "mine.safetensors").write_bytes(weights_content("mobilenet-v2"))
+    options = {"weights": str(tmp_path / "mine.safetensors"), "image_size": 16}
+    chosen = settings(features="mobilenet-v2", feature_options=options, epochs=1)
+    assert feature_shape(chosen, (1, 8, 8)) == (1280,)
+    trainer.run(chosen, RunDirectory(tmp_path / "run"))
+    said = json.loads((tmp_path / "run" / "privacy.json").read_text())["features"]
+    for fact in ("mobilenet-v2", "who vouches for the data", "taken to be public", "neither protects those"):
+        assert fact in said
 
 
 def test_models_of_images_have_no_facts():
