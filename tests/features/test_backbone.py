@@ -128,7 +128,10 @@ def test_by_name_with_options(path, weights):
     ("options", "message"),
     [
         ({"interpolation": "nearest"}, "choose one of bilinear, bicubic"),
-        ({"image_size": 0}, "at least 1 pixel, got 0"),
+        ({"image_size": 0}, "at least 1, got 0"),
+        ({"image_size": "large"}, "at least 1, got 'large'"),
+        ({"maps": "false"}, "maps is 1 for the last maps, or 0 for their average, got 'false'"),
+        ({"length": 1}, "at least 2, got 1"),
     ],
 )
 def test_settings_that_there_are_not(weights, options, message):
@@ -186,6 +189,19 @@ def test_a_text_that_ends_within_a_character(text_weights):
         module = pretrained_backbone("minilm-l6", weights=text_weights.path).module((6,))
         assert torch.allclose(module(cut), module(as_bytes("good", length=6)), atol=1e-6)
         assert bool(module(torch.zeros(1, 6, dtype=torch.uint8)).isfinite().all())
+
+
+def test_another_vocabulary_is_another_cache(text_weights):
+    before = dict(Backbone(text_weights).settings)
+    (text_weights.path.parent / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*VOCABULARY[:-1], "?"]))
+    assert Backbone(text_weights).settings != before
+
+
+def test_options_of_the_network_tell_caches_apart(weights):
+    """The same numbers make another network with its strides elsewhere."""
+    from dataclasses import replace
+
+    assert Backbone(replace(weights, options={"stride_first": True})).settings != Backbone(weights).settings
 
 
 def test_texts_have_no_maps(text_weights):

@@ -1,5 +1,6 @@
 """Word pieces are those of BERT's tokenizer."""
 
+import hashlib
 import random
 
 import pytest
@@ -52,6 +53,8 @@ def test_vocabularies_that_are_none(pieces):
 def test_read(tmp_path):
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES), encoding="utf-8")
     assert len(WordPiece.read(tmp_path / "vocab.txt")) == len(PIECES)
+    published = hashlib.sha256((tmp_path / "vocab.txt").read_bytes()).hexdigest()
+    assert WordPiece.read(tmp_path / "vocab.txt").sha256 == published
     with pytest.raises(WeightsError, match="cannot read the vocabulary"):
         WordPiece.read(tmp_path / "absent.txt")
     (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe")

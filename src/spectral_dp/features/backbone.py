@@ -51,8 +51,12 @@ class Backbone:
         if self.interpolation not in get_args(Interpolation):
             choices = ", ".join(get_args(Interpolation))
             raise FeatureError(f"unknown interpolation {self.interpolation!r}: choose one of {choices}")
-        if self.image_size is not None and self.image_size < 1:
-            raise FeatureError(f"the size of an image is at least 1 pixel, got {self.image_size}")
+        if self.image_size is not None and not (isinstance(self.image_size, int) and self.image_size >= 1):
+            raise FeatureError(f"the size of an image is a number of pixels, at least 1, got {self.image_size!r}")
+        if not (isinstance(self.length, int) and self.length >= 2):
+            raise FeatureError(f"the length of a text is a number of word pieces, at least 2, got {self.length!r}")
+        if self.maps not in (False, True):
+            raise FeatureError(f"maps is 1 for the last maps, or 0 for their average, got {self.maps!r}")
         if self._reads_text and (self.maps or self.image_size is not None):
             raise FeatureError(
                 f"{self.weights.name} reads texts, which have no maps and no image size: leave these out"
@@ -67,11 +71,13 @@ class Backbone:
     def settings(self) -> Mapping[str, Any]:
         """Everything that decides the features, with the checksum of the weights."""
         facts: dict[str, Any] = {"weights": self.weights.sha256, "version": _VERSION}
+        if self.weights.options:
+            facts["options"] = dict(self.weights.options)
         if self._reads_text:
-            return facts | {"length": self.length}
+            return facts | {"length": self.length, "vocabulary": self.weights.tokenizer().sha256}
         return facts | {
             "image_size": self._side,
-            "maps": self.maps,
+            "maps": bool(self.maps),
             "interpolation": self.interpolation,
             "mean": list(self.weights.mean),
             "std": list(self.weights.std),
@@ -131,7 +137,7 @@ def pretrained_backbone(
         length: The number of word pieces that are read of a text.
         cache: Cache directory to use instead of the user's.
     """
-    return Backbone(find_weights(name, weights, cache=cache), image_size, bool(maps), interpolation, length)
+    return Backbone(find_weights(name, weights, cache=cache), image_size, maps, interpolation, length)
 
 
 class _ImageFeatures(nn.Module):

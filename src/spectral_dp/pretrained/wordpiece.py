@@ -7,6 +7,7 @@ text -> without control characters and accents, in lower case
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -49,6 +50,11 @@ class WordPiece:
             return cls(path.read_text(encoding="utf-8").split("\n")[:-1])
         except (OSError, UnicodeDecodeError) as error:
             raise WeightsError(f"cannot read the vocabulary {path}: {error}") from error
+
+    @property
+    def sha256(self) -> str:
+        """A checksum of the vocabulary."""
+        return hashlib.sha256("".join(f"{piece}\n" for piece in self._numbers).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._numbers)

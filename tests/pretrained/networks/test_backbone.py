@@ -35,3 +35,9 @@ def test_samples_do_not_meet_in_evaluation(name):
     network, inputs = small_network(name), small_inputs(name)
     with torch.no_grad():
         assert torch.allclose(network(inputs)[1:2], network(inputs[1:2]), atol=1e-5)
+
+
+def test_negative_control_in_training_mode_they_do_meet():
+    network, images = small_network("resnet18").train(), small_inputs("resnet18")
+    with torch.no_grad():
+        assert not torch.allclose(network(images)[1:2], network(images[1:])[:1], atol=1e-3)
