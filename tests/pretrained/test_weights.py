@@ -62,13 +62,18 @@ def test_a_file_that_changes_is_noticed(tmp_path, content):
 def test_a_file_of_another_network(tmp_path, content):
     (tmp_path / "mine.safetensors").write_bytes(content)
     with pytest.raises(WeightsError, match=r"mine\.safetensors does not hold weights of resnet18.*like mobilenet-v2"):
-        find_weights("resnet18", tmp_path / "mine.safetensors").network()
+        find_weights("resnet18", tmp_path / "mine.safetensors")
 
 
-def test_a_vocabulary_is_missing(tmp_path):
-    (tmp_path / "mine.safetensors").write_bytes(b"")
+def test_a_file_that_is_cut_off_is_found_at_once(tmp_path, content):
+    (tmp_path / "mine.safetensors").write_bytes(content[:-1000])
+    with pytest.raises(WeightsError, match=r"mine\.safetensors is truncated or damaged"):
+        find_weights(NAME, tmp_path / "mine.safetensors")
+
+
+def test_a_vocabulary_is_missing(cached):
     with pytest.raises(WeightsError, match=r"cannot read the vocabulary .*vocab\.txt"):
-        find_weights("minilm-l6", tmp_path / "mine.safetensors").tokenizer()
+        cached.tokenizer()
 
 
 def real(name):

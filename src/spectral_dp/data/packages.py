@@ -106,6 +106,7 @@ def _run(command: tuple[str, ...], directory: Path, output: str = ".output") -> 
     """Runs a client in a directory, its output to a file there; a client that hangs is ended with its children."""
     if shutil.which(command[0]) is None:
         raise DataError(f"{command[0]} is not installed")
+    client = "pip" if "pip" in command else command[0]
     with (
         (directory / output).open("wb") as stdout,
         (directory / ".errors").open("w+b") as stderr,
@@ -116,14 +117,14 @@ def _run(command: tuple[str, ...], directory: Path, output: str = ".output") -> 
         try:
             process.wait(_CLIENT_TIMEOUT)
         except subprocess.TimeoutExpired as error:
-            raise DataError(f"{command[0]} did not finish in {_CLIENT_TIMEOUT:.0f} s") from error
+            raise DataError(f"{client} did not finish in {_CLIENT_TIMEOUT:.0f} s") from error
         finally:
             if process.poll() is None:  # also on an interrupt, which does not reach its session
                 os.killpg(process.pid, signal.SIGKILL)
         if process.returncode:
             stderr.seek(0)
             said = " ".join(stderr.read().decode(errors="replace").split())
-            raise DataError(f"{command[0]} failed with exit code {process.returncode}: {said[-500:]}")
+            raise DataError(f"{client} failed with exit code {process.returncode}: {said[-500:]}")
 
 
 def _only_file(directory: Path) -> Path:

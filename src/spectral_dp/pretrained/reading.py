@@ -86,7 +86,7 @@ def _read_pickle(content: bytes, name: str) -> Any:
             "state_dict of the model alone, with torch.save or safetensors"
         ) from error
     except Exception as error:  # a damaged file raises whatever its parts happen to do
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
         raise WeightsError(f"{name} is truncated or damaged ({reason}). Get it again") from error
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,12 @@ def find_weights(
 
     Args:
         name: Name of the network.
-        path: A file of the user's. If None, the weights are those that ``spectral-dp weights get`` put into the cache.
+        path: A file of the user's, which is loaded once to see whether it fits. If None, the weights are those that
+            ``spectral-dp weights get`` put into the cache.
         cache: Cache directory to use instead of the user's.
 
     Raises:
-        WeightsError: There is no such network, or its weights are not there or damaged.
+        WeightsError: There is no such network, or its weights are not there, damaged or of another network.
     """
     architecture = find_architecture(name)
     mean, std = architecture.normalization
@@ -87,7 +89,9 @@ def find_weights(
             f"a pretrained network {name}, with weights of the user's own (sha256 {sha256}), who vouches for the data "
             f"that they were trained on. {_MEANING}"
         )
-        return PretrainedWeights(name, Path(path), sha256, mean, std, assumption=vouched)
+        found = PretrainedWeights(name, Path(path), sha256, mean, std, assumption=vouched)
+        _require_loadable(name, str(path), sha256)
+        return found
     info, origin = find_weights_info(name), read_origin(name, cache)
     edition = edition_of(name, origin)
     mean, std = edition.normalization or (mean, std)
@@ -99,3 +103,10 @@ def find_weights(
     )
     place = place_of_weights(name, cache)
     return PretrainedWeights(name, place / file, origin["files"][file], mean, std, dict(edition.options), assumption)
+
+
+@lru_cache
+def _require_loadable(name: str, path: str, sha256: str) -> None:
+    """Loads weights of the user's once, so that what does not fit is found before anything is computed with it."""
+    mean, std = find_architecture(name).normalization
+    PretrainedWeights(name, Path(path), sha256, mean, std).network()
