@@ -1,8 +1,8 @@
 """Features of frozen front ends: computed once, kept on the disk, read as they are needed.
 
 - ``extractor`` is the protocol of a front end: a name, settings, the shape of what comes out, and a module.
-- ``scattering`` is one, on the wavelets of ``kymatio_filters``, and ``backbone``, a pretrained network, another;
-  ``registry`` has all of them by name.
+- ``scattering`` is one, on the wavelets of ``kymatio_filters``; ``patches`` is another, on patches of generated images;
+  ``backbone``, a pretrained network, a third. ``registry`` has all of them by name.
 - ``extraction`` computes features, by several processes, into a ``cache``; ``views`` are augmented images.
 - ``prepared`` and ``projected`` are stages from cached features to what a head reads: normalised, and in the basis of a
   public ``spectrum``. ``pipeline`` puts front end and stages together.
@@ -23,6 +23,7 @@ from spectral_dp.features.normalization import (
     private_channel_statistics,
     public_channel_statistics,
 )
+from spectral_dp.features.patches import DictionarySettings, Patches, PatchResponses
 from spectral_dp.features.pipeline import extract_in_stages
 from spectral_dp.features.prepared import Prepared
 from spectral_dp.features.projected import Projected
@@ -44,6 +45,7 @@ __all__ = [
     "Backbone",
     "ChannelNormalization",
     "ChannelStatistics",
+    "DictionarySettings",
     "ExtractionProgress",
     "Extractor",
     "ExtractorEntry",
@@ -52,6 +54,8 @@ __all__ = [
     "FeatureError",
     "FeatureRows",
     "ImageFacts",
+    "PatchResponses",
+    "Patches",
     "Prepared",
     "Projected",
     "Scattering",

@@ -2,6 +2,7 @@
 
 - ``generator`` is the base class of what draws images. ``leaves``, ``strokes`` and ``noise_fields`` draw them.
 - ``images`` gives generated images as bytes, by the name of their prior and a seed.
+- ``dictionary`` learns the patches that generated images consist of, in the mirror coordinates of ``patches``.
 - ``spectrum`` has the principal axes of vectors, such as features of generated images, and gains along them.
 
 Formal guarantee. Nothing here reads a private record: what is computed from generated images is public. It is not

@@ -1,0 +1,210 @@
+"""Responses to a dictionary of patches of *generated* images: features that need no data at all.
+
+    q       = ((p - mean) / sqrt(variance + floor) - m) W d      for every patch p of an image, and every atom d
+    plus_c  = mean over the patches of cell c of relu(q - t)
+    minus_c = mean over the patches of cell c of relu(-q - t)
+
+averaged over the image and its mirror image. The cells are a square grid over the image.
+
+The mirror image is free, because the dictionary is closed under mirroring: the response of a mirrored patch to ``d`` is
+that of the patch to the mirrored ``d``, and both responses are ``S ± A`` of two products of half the length (see
+``priors/patches.py``). Whitening and atoms are one matrix. Responses are computed for one cell of one image at a time,
+so that they never leave the processor's cache, and of both signs only sums are kept:
+``relu(q - t) = max(q, t) - t`` and ``relu(-q - t) = -min(q, -t) - t``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spectral_dp.features.errors import FeatureError
+from spectral_dp.features.extractor import Shape
+from spectral_dp.priors import ImagePrior, get_prior
+from spectral_dp.priors.dictionary import learn_dictionary, shrunk
+from spectral_dp.priors.patches import normalised_patches
+
+_VERSION = 1  # of the numbers that come out: another version is another cache
+_RESPONSES_AT_ONCE = 1 << 16  # of a few numbers each, so that they stay in a cache of 1 MB
+
+
+@dataclass(frozen=True)
+class DictionarySettings:
+    """Settings of one dictionary of patches.
+
+    Attributes:
+        size: Side of a patch.
+        atoms: Number of atoms. With their mirror images there are twice as many.
+        shrink: By how much images are made smaller before patches are taken, by averages over squares.
+    """
+
+    size: int = 6
+    atoms: int = 1000
+    shrink: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 2 or self.atoms < 1 or self.shrink < 1:
+            raise FeatureError(
+                f"a dictionary needs patches of at least 2 x 2, an atom, and shrink=1 or more, got {self}"
+            )
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Pooled responses to patches of generated images, as an :class:`~spectral_dp.features.Extractor`.
+
+    The features ``(F, cells, cells)`` are those of one dictionary after the other. Of each, first come the responses
+    above the threshold by atom, then those below its negative. They are averages of numbers of order one, and below
+    a thousand for every image, so half precision holds them.
+
+    Formal guarantee. The dictionaries are learnt from generated images, so the function is fixed, its settings are
+    public, and features cost no privacy budget. See :class:`~spectral_dp.features.Extractor`.
+
+    Attributes:
+        dictionaries: Settings of the dictionaries.
+        prior: The prior of the generated images, or its name.
+        cells: Number of cells along each side of the grid over which responses are averaged.
+        threshold: Responses of smaller size count as zero.
+        seed: Seed of the generated images.
+
+    >>> Patches().output_shape((3, 32, 32))
+    (2000, 3, 3)
+    """
+
+    dictionaries: tuple[DictionarySettings, ...] = (DictionarySettings(),)
+    prior: str | ImagePrior = "dead-leaves"
+    cells: int = 3
+    threshold: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        get_prior(self.prior)
+        if not self.dictionaries or self.cells < 1 or not 0 <= self.threshold < float("inf"):
+            raise FeatureError(
+                "patches need a dictionary, a cell and a threshold that is not negative, got "
+                f"dictionaries={self.dictionaries}, cells={self.cells}, threshold={self.threshold}"
+            )
+
+    @classmethod
+    def for_images(cls, shape: Shape) -> Patches:
+        """Returns settings to begin with: small grey patches for images of one channel, and coloured ones else."""
+        if shape[0] == 1:
+            return cls((DictionarySettings(size=5, atoms=500),), prior="grey-leaves", cells=4)
+        return cls()
+
+    @property
+    def name(self) -> str:
+        """The name of the front end."""
+        return "patches"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """All settings, those of the prior, and the version of the computation."""
+        return {
+            "dictionaries": [asdict(each) for each in self.dictionaries],
+            "prior": dict(get_prior(self.prior).settings),
+            "cells": self.cells,
+            "threshold": self.threshold,
+            "seed": self.seed,
+            "version": _VERSION,
+        }
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Returns ``(F, cells, cells)``, where ``F`` is twice the number of all atoms."""
+        if len(input_shape) != 3:
+            raise FeatureError(f"expected images (C, H, W), got shape {input_shape}")
+        for each in self.dictionaries:
+            height, width = input_shape[1:]
+            if height % each.shrink or width % each.shrink:
+                raise FeatureError(
+                    f"images of {height} x {width} cannot be shrunk by {each.shrink}: give a divisor of both sides"
+                )
+            positions = min(height, width) // each.shrink - each.size + 1
+            if positions < self.cells:
+                raise FeatureError(
+                    f"images of {height} x {width}, shrunk by {each.shrink}, have {max(positions, 0)} positions of "
+                    f"patches of size {each.size} along a side, but there are {self.cells} cells: use fewer cells, "
+                    "smaller patches or larger images"
+                )
+        return 2 * sum(each.atoms for each in self.dictionaries), self.cells, self.cells
+
+    def module(self, input_shape: Shape) -> nn.Module:
+        """Returns the module for images of this shape. To learn its dictionaries takes some seconds, once a process."""
+        self.output_shape(input_shape)
+        return PatchResponses(self, input_shape).eval()
+
+
+class PatchResponses(nn.Module):
+    """Pooled responses to patches: ``(B, C, H, W) -> (B, F, cells, cells)``.
+
+    It has no parameters and passes no gradients on, and its dictionaries are no part of its ``state_dict``: they follow
+    from the settings. Images are bytes from 0 to 255, or floating-point numbers from 0 to 1.
+    """
+
+    def __init__(self, patches: Patches, shape: Shape) -> None:
+        super().__init__()
+        self.patches, self.shape = patches, tuple(shape)
+        for number, each in enumerate(patches.dictionaries):
+            learnt = learn_dictionary(get_prior(patches.prior), self.shape, seed=patches.seed, **asdict(each))
+            # The offset is one more even coordinate, which is 1 for every patch.
+            even = torch.cat([learnt.even_map, -learnt.offset[None]])
+            self.register_buffer(f"even_{number}", even.contiguous(), persistent=False)
+            self.register_buffer(f"odd_{number}", learnt.odd_map.contiguous(), persistent=False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns the features of images."""
+        if tuple(images.shape[1:]) != self.shape:
+            raise FeatureError(f"expected images of shape (B, {', '.join(map(str, self.shape))}), got {images.shape}")
+        features = self.get_buffer("even_0").new_empty(len(images), *self.patches.output_shape(self.shape))
+        for image, row in zip(images, features, strict=True):  # to the last bit, no image depends on another
+            row.copy_(self._features(image))
+        return features
+
+    def _features(self, image: Tensor) -> Tensor:
+        pixels = (image.float() / 255 if image.dtype == torch.uint8 else image.float())[None]
+        found = []
+        for number, each in enumerate(self.patches.dictionaries):
+            even, odd = normalised_patches(shrunk(pixels, each.shrink), each.size)
+            even, odd = torch.cat([even, torch.ones_like(even[:1])]).squeeze(1), odd.squeeze(1)
+            maps = self.get_buffer(f"even_{number}"), self.get_buffer(f"odd_{number}")
+            found.append(_pooled(even, odd, *maps, self.patches.cells, self.patches.threshold))
+        return torch.cat(found)
+
+
+def _pooled(even: Tensor, odd: Tensor, even_map: Tensor, odd_map: Tensor, cells: int, t: float) -> Tensor:
+    """Returns the mean responses of each cell, by sign: ``(E, H', W'), (O, H', W') -> (2 n, cells, cells)``."""
+    rows, columns = (_bounds(size, cells) for size in even.shape[1:])
+    sums = even.new_zeros(cells, cells, 2, even_map.shape[1])
+    for r, (top, bottom) in enumerate(rows):
+        for c, (left, right) in enumerate(columns):
+            e, o = (x[:, top:bottom, left:right].flatten(1).T for x in (even, odd))
+            _add_responses(e, o, even_map, odd_map, t, sums[r, c], sums[r, cells - 1 - c])
+    down, across = (even.new_tensor([b - a for a, b in bounds]) for bounds in (rows, columns))
+    mean = sums.flatten(2) / (2 * down[:, None, None] * across[:, None])
+    return mean.sub_(t).clamp_(min=0).permute(2, 0, 1)
+
+
+def _add_responses(
+    e: Tensor, o: Tensor, even_map: Tensor, odd_map: Tensor, t: float, here: Tensor, mirrored: Tensor
+) -> None:
+    """Adds ``max(q, t)`` and ``max(-q, t)`` of some patches, ``(2, n)``: of atoms here, of mirrored ones there."""
+    block = max(1, _RESPONSES_AT_ONCE // len(e))
+    for start in range(0, even_map.shape[1], block):
+        some = slice(start, start + block)
+        S, A = e @ even_map[:, some], o @ odd_map[:, some]
+        for sums, q in ((here, S + A), (mirrored, S.sub_(A))):
+            sums[0, some] += q.clamp(min=t).sum(0)
+            sums[1, some] -= q.clamp_(max=-t).sum(0)
+
+
+def _bounds(size: int, cells: int) -> list[tuple[int, int]]:
+    """Returns where each cell begins and ends, as in torch's adaptive pooling.
+
+    That is symmetric, which the mirror image needs. Where cells do not divide the size, neighbours share a row.
+    """
+    return [(size * i // cells, -(-size * (i + 1) // cells)) for i in range(cells)]
