@@ -4,6 +4,7 @@ The rooms, from the ground up; imports point from later rooms to earlier ones on
 
 - ``accounting``: what private training spends.
 - ``mechanism``: transform, filter, clip, sum, noise (Algorithm 1).
+- ``priors``: generated images, and the bases and dictionaries that are learnt from them.
 - ``layers``: block-circulant linear layers.
 - ``gradients``: norms and clipped sums of per-sample gradients, a rule for each kind of layer (Algorithms 2 and 3).
 - ``training``: Poisson batches, the private step, ``PrivacyEngine``, checkpoints (Algorithm 4).
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # `as` marks a name as public for type checkers
     from spectral_dp.mechanism.clipping import PerLayerClipping as PerLayerClipping
     from spectral_dp.mechanism.clipping import clip_and_sum as clip_and_sum
     from spectral_dp.mechanism.clipping import clip_each as clip_each
+    from spectral_dp.mechanism.eigenvalue_filter import EigenvalueFilter as EigenvalueFilter
     from spectral_dp.mechanism.filters import AdaptiveFilter as AdaptiveFilter
     from spectral_dp.mechanism.filters import AnnealedFilter as AnnealedFilter
     from spectral_dp.mechanism.filters import Filter as Filter
@@ -47,6 +49,7 @@ if TYPE_CHECKING:  # `as` marks a name as public for type checkers
     from spectral_dp.mechanism.noise import SeededNoise as SeededNoise
     from spectral_dp.mechanism.perturbation import perturb as perturb
     from spectral_dp.mechanism.perturbation import perturb_sum as perturb_sum
+    from spectral_dp.mechanism.public_basis import PublicBasis as PublicBasis
     from spectral_dp.mechanism.transforms import Transform as Transform
     from spectral_dp.mechanism.transforms import get_transform as get_transform
     from spectral_dp.relations import Relation as Relation
@@ -70,6 +73,7 @@ _HOMES = {
         "clip_and_sum",
         "clip_each",
     ],
+    "mechanism.eigenvalue_filter": ["EigenvalueFilter"],
     "mechanism.filters": [
         "AdaptiveFilter",
         "AnnealedFilter",
@@ -81,6 +85,7 @@ _HOMES = {
     "mechanism.gains": ["Gains"],
     "mechanism.noise": ["NoiseSource", "SecureNoise", "SeededNoise"],
     "mechanism.perturbation": ["perturb", "perturb_sum"],
+    "mechanism.public_basis": ["PublicBasis"],
     "mechanism.transforms": ["Transform", "get_transform"],
     "relations": ["Relation"],
     "training.checkpoint": ["CheckpointError"],
@@ -89,7 +94,18 @@ _HOMES = {
     "training.rehearsal": ["RehearsalError"],
     "training.sampling": ["PoissonLoader"],
 }
-_ROOMS = {"accounting", "audit", "gradients", "layers", "mechanism", "relations", "training", "utils", "validators"}
+_ROOMS = {
+    "accounting",
+    "audit",
+    "gradients",
+    "layers",
+    "mechanism",
+    "priors",
+    "relations",
+    "training",
+    "utils",
+    "validators",
+}
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would take every name that it cannot read in this list for a private one

@@ -3,17 +3,32 @@
 import torch
 from torch import nn
 
-from spectral_dp import BlockCirculantLinear, SpectralConfig, audit
+from spectral_dp import BlockCirculantLinear, EigenvalueFilter, LayerConfig, PublicBasis, SpectralConfig, audit
 from spectral_dp.audit.instruments.flock import Flock, make_flocks
 from spectral_dp.mechanism.filters import ShapedFilter
 
 SHAPE = (1, 6, 6)
 CLAIM = audit.Claim(1.3, 0.7, 8, sample_rate=0.1, steps=40, delta=1e-5)
+
+
+def public_basis(n=8, k=5, seed=0):
+    """Axes that no transform has, for a dense layer of so many inputs."""
+    vectors = torch.randn(n, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return PublicBasis(torch.linalg.qr(vectors).Q, torch.arange(1, k + 1).double() ** -2)
+
+
 CONFIGS = {
     "plain": None,
     "filtered": SpectralConfig(conv_ratio=0.5, linear_ratio=0.5),
     "paper": SpectralConfig.paper(),
     "shaped": SpectralConfig(linear_filter=ShapedFilter(torch.tensor([2.0, 1, 1, 1, 1, 0.5, 0.5, 0]))),
+    "basis": SpectralConfig(input_bases={"5": public_basis()}),
+    "preconditioned": SpectralConfig(
+        layers={"5": LayerConfig(EigenvalueFilter(0.5, 0.01, keep=4), input_basis=public_basis())}
+    ),
+    "original": SpectralConfig(
+        layers={"5": LayerConfig(EigenvalueFilter(0.5, scale="original"), input_basis=public_basis())}
+    ),
 }
 
 

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 from tests.support.private_runs import cnn, setup
+from tests.support.small_targets import public_basis
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,6 +20,7 @@ VALUES = {
     "linear_filter": LowPassFilter(0.3),
     "layers": {"circulant": LayerConfig(LowPassFilter(0.7))},
     "input_layouts": {"dense": (2, 4)},
+    "input_bases": {"dense": public_basis(8, 5)},
     "conv_transform": "fourier",
     "support": "signal",
     "order": "clip_then_filter",
@@ -40,10 +42,14 @@ REFUSED = {
     ("layers", "conv_transform"): "give conv_ratio or conv_filter",
     ("layers", "order"): "give conv_ratio or linear_ratio",
     ("layers", "band"): "give conv_ratio or linear_ratio",
+    ("input_layouts", "input_bases"): "give linear_ratio or linear_filter",
     ("input_layouts", "conv_transform"): "leave conv_transform out",
     ("input_layouts", "support"): "acts on nothing",  # the layer named is a dense one
     ("input_layouts", "order"): "give conv_ratio or linear_ratio",
     ("input_layouts", "band"): "give conv_ratio or linear_ratio",
+    ("input_bases", "conv_transform"): "give conv_ratio or conv_filter",
+    ("input_bases", "order"): "give conv_ratio or linear_ratio",
+    ("input_bases", "band"): "give conv_ratio or linear_ratio",
     ("conv_transform", "support"): "leave conv_transform out",
     ("conv_transform", "order"): "give conv_ratio or linear_ratio",
     ("conv_transform", "band"): "give conv_ratio or linear_ratio",
@@ -100,6 +106,17 @@ def test_pairs(one, other):
             {"linear_ratio": 0.5, "layers": {"dense": LayerConfig()}, "input_layouts": {"dense": (8,)}},
             "layers wins over input_layouts for 'dense'",
         ),
+        (
+            {"layers": {"dense": LayerConfig()}, "input_bases": {"dense": public_basis(8, 5)}},
+            "layers wins over input_bases for 'dense': give LayerConfig\\(..., input_basis=...\\)",
+        ),
+        (
+            {"linear_ratio": 0.5, "input_layouts": {"dense": (8,)}, "input_bases": {"dense": public_basis(8, 5)}},
+            "both say in what to express the input of 'dense'",
+        ),
+        ({"input_bases": {"circulant": public_basis(8, 5)}}, "'circulant' is a BlockCirculantLinear"),
+        ({"input_bases": {"conv": public_basis(9, 5)}}, "'conv' is a Conv2d: bases are for nn.Linear"),
+        ({"input_bases": {"nowhere": public_basis(8, 5)}}, "no layer named 'nowhere'"),
     ],
 )
 def test_what_would_be_ignored_is_refused(fields, message):
@@ -117,6 +134,8 @@ def test_what_would_be_ignored_is_refused(fields, message):
         {"band": "paper", "conv_transform": "fourier", "conv_ratio": 0.5},
         {"band": "paper", "linear_ratio": 0.5},
         {"layers": {"conv": LayerConfig(LowPassFilter(0.5))}},
+        {"input_bases": {"dense": public_basis(8, 8)}},
+        {"linear_ratio": 0.5, "input_bases": {"dense": public_basis(8, 5)}},
     ],
     ids=str,
 )
@@ -179,3 +198,35 @@ class TestConfig:
             optimizer.step()
             break
         assert optimizer.steps == 1
+
+
+class TestInputBases:
+    def test_a_layer_keeps_all_axes_unless_a_filter_says_otherwise(self):
+        basis = public_basis(8, 5)
+        plain, filtered = (
+            released(input_bases={"dense": basis}),
+            released(linear_filter=LowPassFilter(0.4), input_bases={"dense": basis}),
+        )
+        assert plain == {"dense": LayerConfig(input_basis=basis)}
+        assert filtered["dense"] == LayerConfig(LowPassFilter(0.4), input_basis=basis)
+
+    def test_a_basis_is_not_copied_for_a_layer(self):
+        """It may be larger than the model."""
+        basis = public_basis(8, 5)
+        assert released(input_bases={"dense": basis})["dense"].input_basis is basis
+
+    def test_the_statement_says_that_nothing_of_it_is_charged(self):
+        basis = public_basis(8, 5)
+        for config in (
+            SpectralConfig(input_bases={"dense": basis}),
+            SpectralConfig(layers={"dense": LayerConfig(input_basis=basis)}),
+        ):
+            text = " ".join(config.describe().values())
+            assert "5 axes of 8 numbers, from generated images" in text
+            assert "nothing of it is released or charged" in text
+            assert basis.digest[:16] in text
+
+    def test_another_basis_is_another_configuration(self):
+        """Else a run could be resumed with another one."""
+        one, two = (SpectralConfig(input_bases={"dense": public_basis(8, 5, seed)}) for seed in (0, 1))
+        assert one.describe() != two.describe()

@@ -23,6 +23,7 @@ from spectral_dp.training.optimizer import PrivateOptimizer
 
 ALPHA, STEPS, SIGMA, EXPECTED = 1e-5, 60, 1.3, 4.0
 FILTERS = {"0": LayerConfig(LowPassFilter(0.5)), "2": LayerConfig(LowPassFilter(0.6))}
+IN_A_BASIS = {**FILTERS, "3": LayerConfig(input_basis=small.public_basis(16, 5))}
 CLIPPINGS = {
     "flat": FlatClipping(0.7),
     "per layer": PerLayerClipping((0.2, 0.9, 0.4)),
@@ -67,11 +68,12 @@ def p_values(total, plan, wrong=1.0):
     return found
 
 
+@pytest.mark.parametrize("filters", [FILTERS, IN_A_BASIS], ids=["filtered", "in a basis"])
 @pytest.mark.parametrize("relation", list(Relation))
 @pytest.mark.parametrize("clipping", CLIPPINGS)
-def test_the_noise_of_a_step_is_that_of_the_plan(clipping, relation):
+def test_the_noise_of_a_step_is_that_of_the_plan(clipping, relation, filters):
     """Check C against the plan; with power against other deviations, and other numbers of coordinates."""
-    model, optimizer = private(clipping=CLIPPINGS[clipping], relation=relation)
+    model, optimizer = private(clipping=CLIPPINGS[clipping], relation=relation, filters=filters)
     plan = optimizer.release_plan()
     total = energies(model, optimizer, plan)
     assert min(p_values(total, plan)) > ALPHA

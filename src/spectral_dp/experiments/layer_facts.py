@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from spectral_dp.experiments.methods import EngineMethod, Method
+from spectral_dp.mechanism.public_basis import PublicBasis
 
 
 def describe_layers(method: Method) -> list[dict[str, Any]]:
@@ -28,6 +29,8 @@ def describe_layers(method: Method) -> list[dict[str, Any]]:
             rule, own_name = gradients.owner(gradients.named_parameters[planned.name])
             gains = rule.gains if own_name == "weight" else None
             left = planned.coordinates / planned.size if gains is None else gains.noise_variance
+            if isinstance(rule.transform, PublicBasis) and gains is not None:
+                left *= rule.transform.rank / rule.transform.width  # of so many directions, the others get no noise
             entry: dict[str, Any] = {
                 "name": planned.name,
                 "kind": type(rule.module).__name__,

@@ -20,6 +20,7 @@ from spectral_dp.gradients.rules import (  # noqa: F401 - register rules
     conv_transposed,
     embedding,
     linear,
+    linear_in_basis,
     normalization,
     recurrent,
     scaled_norms,

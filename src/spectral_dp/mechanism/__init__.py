@@ -3,7 +3,9 @@
 Each module uses only those listed before it:
 
 - ``transforms``: orthonormal transforms with real coordinates (``fourier``, ``dct``, ``haar``, ``hadamard``).
-- ``gains`` and ``filters``: the factors by which each coordinate is multiplied before the clip and after the noise.
+- ``public_basis``: a transform whose basis is public vectors, with eigenvalues in place of frequencies.
+- ``gains`` and ``filters``: the factors by which each coordinate is multiplied before the clip and after the noise;
+  ``eigenvalue_filter`` has those of a public basis.
 - ``clipping``: bounds the contribution of each sample. The clipped sum declares its own sensitivity.
 - ``noise``: the sources of Gaussian noise.
 - ``perturbation``: Algorithm 1, which puts these together for tensors that hold one gradient per sample. Its function

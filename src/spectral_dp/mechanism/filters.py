@@ -77,7 +77,7 @@ class IdentityFilter(Filter):
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Returns gains that are all one."""
-        return _low_pass(transform, as_tuple(shape), 0.0, "lowest", "filter_then_clip")
+        return _low_pass_of(transform, shape, 0.0, "lowest", "filter_then_clip")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class LowPassFilter(Filter):
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Returns gains of one on the kept frequencies. With ``"clip_then_filter"`` all pre-gains are one."""
-        return _low_pass(transform, as_tuple(shape), float(self.ratio), self.region, self.order)
+        return _low_pass_of(transform, shape, float(self.ratio), self.region, self.order)
 
 
 @dataclass(frozen=True)
@@ -322,9 +322,13 @@ def _hard(kept: Tensor, order: Order) -> Gains:
     return Gains(torch.ones((), dtype=torch.bool).expand(kept.shape) if order == "clip_then_filter" else kept, kept)
 
 
+def _low_pass_of(transform: Transform, shape: int | Sequence[int], ratio: float, region: Region, order: Order) -> Gains:
+    transform.check_shape(as_tuple(shape))
+    return _low_pass(transform.frequency_twin, as_tuple(shape), ratio, region, order)
+
+
 @lru_cache(maxsize=128)  # because it is called at every step of training
 def _low_pass(transform: Transform, shape: tuple[int, ...], ratio: float, region: Region, order: Order) -> Gains:
-    transform.check_shape(shape)
     everything = torch.ones((), dtype=torch.bool).expand(shape)
     return _hard(everything if ratio == 0 else _low_pass_mask(transform, shape, ratio, region), order)
 

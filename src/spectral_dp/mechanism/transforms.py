@@ -51,7 +51,7 @@ class Transform(ABC):
     to rounding errors.
     """
 
-    name: ClassVar[TransformName]
+    name: ClassVar[str]
     #: Signals of at most this many samples are transformed by a matrix product. The limit of each transform was
     #: measured by ``benchmarks/bench_transforms.py``.
     matmul_limit: ClassVar[int] = 64
@@ -85,6 +85,11 @@ class Transform(ABC):
 
         Coordinates of equal frequency belong together: a filter either keeps all of them or drops all of them.
         """
+
+    @property
+    def frequency_twin(self) -> Transform:
+        """A transform with the same frequencies that lives as long as the process, for which results can be cached."""
+        return self
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Raises ``ValueError`` if signals of this shape cannot be transformed."""

@@ -17,6 +17,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from spectral_dp.mechanism.eigenvalue_filter import eigenvalue_gains
+from spectral_dp.mechanism.public_basis import PublicBasis
 from spectral_dp.priors.generator import ImagePrior, Shape
 from spectral_dp.priors.images import BATCH, image_batches
 
@@ -80,9 +82,18 @@ class Spectrum:
             power: The exponent ``p``: 0 changes nothing, 1/2 gives all axes the same deviation.
             damp: Added to the relative eigenvalues, so that small ones do not blow up what is mostly noise.
         """
-        if not 0 <= power <= 4 or not 0 <= damp < float("inf"):
-            raise ValueError(f"power must be from 0 to 4 and damp not negative, got power={power}, damp={damp}")
-        return (self.eigenvalues / self.eigenvalues[0] + damp) ** -power
+        return eigenvalue_gains(self.eigenvalues, power, damp)
+
+    def as_basis(self, source: str = "generated images") -> PublicBasis:
+        """Returns the axes as a transform, for ``SpectralConfig(input_bases={"fc": spectrum.as_basis()})``.
+
+        The mean is not used: a layer's weight meets its input as it is. Compute the spectrum with ``centred=False``,
+        so that the direction of the mean is an axis, too.
+
+        Args:
+            source: Where the vectors come from, for the privacy statement.
+        """
+        return PublicBasis(self.basis, self.eigenvalues, source)
 
     def coordinates(self, x: Tensor) -> Tensor:
         """Returns the coordinates ``U^t (x - μ)`` of vectors: ``(..., D) -> (..., k)``."""

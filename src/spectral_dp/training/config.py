@@ -15,6 +15,7 @@ from spectral_dp.gradients.rules.layer_config import LayerConfig, Support
 from spectral_dp.gradients.rules.registry import find_rule
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.filters import Filter, IdentityFilter, LowPassFilter, Order, PaperBandFilter, Region
+from spectral_dp.mechanism.public_basis import PublicBasis
 from spectral_dp.mechanism.transforms import TransformName, get_transform
 
 
@@ -38,12 +39,14 @@ class SpectralConfig:
     Attributes:
         conv_ratio: The fraction of the real degrees of freedom to drop in convolutions.
         linear_ratio: The fraction to drop in block-circulant layers, and in dense layers that have an entry in
-            ``input_layouts``. Other dense layers have no frequencies and are never filtered.
+            ``input_layouts`` or ``input_bases``. Other dense layers have no frequencies and are never filtered.
         conv_filter: A filter for convolutions, in place of ``conv_ratio``.
         linear_filter: A filter for block-circulant and dense layers, in place of ``linear_ratio``.
         layers: The configuration of single layers, by layer name. It takes precedence over all other settings.
         input_layouts: For dense layers, the shape ``(C, H, W)``, ``(C, L)`` or ``(L,)`` of their input before it was
             flattened; for convolutions with ``support="signal"``, the shape of their input. By layer name.
+        input_bases: For dense layers, a public basis in which their input is expressed, by layer name. All its axes are
+            kept, unless a ratio or a filter for dense layers says otherwise (such as ``EigenvalueFilter``).
         conv_transform: The name of the transform of convolution kernels. None means the cosine transform.
         support: ``"kernel"`` filters the kernel's gradient; ``"signal"`` filters as in the paper's Algorithm 2.
         order: The order of filtering and clipping when a ratio is given: ``"filter_then_clip"`` (None means the same)
@@ -62,13 +65,14 @@ class SpectralConfig:
     linear_filter: Filter | None = None
     layers: Mapping[str, LayerConfig] = field(default_factory=dict)
     input_layouts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    input_bases: Mapping[str, PublicBasis] = field(default_factory=dict)
     conv_transform: TransformName | None = None
     support: Support = "kernel"
     order: Order | None = None
     band: Band | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "input_layouts"):
+        for name in ("layers", "input_layouts", "input_bases"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         if self.band not in (None, *get_args(Band)):
             raise ValueError(f"unknown band {self.band!r}: choose one of {', '.join(map(repr, get_args(Band)))}")
@@ -111,7 +115,7 @@ class SpectralConfig:
             ValueError: If a setting names a layer that does not exist, or one on which it has no effect.
         """
         modules = dict(model.named_modules())
-        for name in (*self.layers, *self.input_layouts):
+        for name in (*self.layers, *self.input_layouts, *self.input_bases):
             if name not in modules:
                 raise ValueError(f"the model has no layer named {name!r}: it has {', '.join(filter(None, modules))}")
         for name in self.layers:
@@ -122,6 +126,12 @@ class SpectralConfig:
                 )
         for name in self.input_layouts:
             self._check_layout(name, modules[name])
+        for name in self.input_bases:
+            if not isinstance(modules[name], nn.Linear):
+                raise ValueError(
+                    f"input_bases[{name!r}] acts on nothing, as {name!r} is a {type(modules[name]).__name__}: bases "
+                    "are for nn.Linear"
+                )
         chosen: dict[str, LayerConfig] = {}
         copies: dict[int, LayerConfig] = {}  # layers that share a weight share what is released of it
         for name, module in modules.items():
@@ -179,10 +189,16 @@ class SpectralConfig:
                 "input_layouts say over what dense layers are to be filtered, and nothing filters them: give "
                 "linear_ratio or linear_filter, or leave input_layouts out"
             )
-        if both := sorted(self.layers.keys() & self.input_layouts.keys()):
+        for field_name, of_layer in (("input_layouts", "input_layout"), ("input_bases", "input_basis")):
+            if both := sorted(self.layers.keys() & getattr(self, field_name).keys()):
+                raise ValueError(
+                    f"layers wins over {field_name} for {', '.join(map(repr, both))}: give "
+                    f"LayerConfig(..., {of_layer}=...) in layers, or leave one of the two out"
+                )
+        if both := sorted(self.input_layouts.keys() & self.input_bases.keys()):
             raise ValueError(
-                f"layers wins over input_layouts for {', '.join(map(repr, both))}: give "
-                "LayerConfig(..., input_layout=...) in layers, or leave one of the two out"
+                f"input_layouts and input_bases both say in what to express the input of "
+                f"{', '.join(map(repr, both))}: leave one of the two out"
             )
 
     @property
@@ -209,6 +225,8 @@ class SpectralConfig:
         if isinstance(module, BlockCirculantLinear):
             filter = self.linear_filter or self._low_pass(self.linear_ratio)
             return None if isinstance(filter, IdentityFilter) else LayerConfig(filter)
+        if isinstance(module, nn.Linear) and (basis := self.input_bases.get(name)) is not None:
+            return LayerConfig(self.linear_filter or self._low_pass(self.linear_ratio, dense=True), input_basis=basis)
         if isinstance(module, nn.Linear) and layout is not None:
             filter = self.linear_filter or self._low_pass(self.linear_ratio, dense=True)
             return None if isinstance(filter, IdentityFilter) else LayerConfig(filter, input_layout=layout)

@@ -24,6 +24,9 @@ OPTIONS = {
     "filtered": {"spectral": small.CONFIGS["filtered"]},
     "paper": {"spectral": small.CONFIGS["paper"]},
     "shaped": {"spectral": small.CONFIGS["shaped"]},
+    "basis": {"spectral": small.CONFIGS["basis"]},
+    "preconditioned": {"spectral": small.CONFIGS["preconditioned"]},
+    "original": {"spectral": small.CONFIGS["original"]},
     "per layer": {"clipping": "per_layer"},
     "per layer, optimal": {"clipping": "per_layer", "noise_allocation": "optimal"},
     "automatic": {"clipping": "automatic"},
@@ -64,7 +67,10 @@ def test_replace_one_is_audited_for_the_distance_it_allows():
 
 
 @pytest.mark.parametrize(
-    ("mistake", "config"), [(m, "plain") for m in broken.MISTAKES] + [(broken.even_part_only, "filtered")]
+    ("mistake", "config"),
+    [(m, "plain") for m in broken.MISTAKES]
+    + [(broken.even_part_only, "filtered")]
+    + [(m, config) for m in (broken.without_the_last, broken.too_little) for config in ("basis", "preconditioned")],
 )
 def test_control_mistakes_in_the_step_are_caught(mistake, config):
     found = verdict(small.target(kind=broken.BrokenTarget, mistake=mistake, spectral=small.CONFIGS[config]))

@@ -32,6 +32,7 @@ from spectral_dp.audit.targets.function import spectrum_kinds
 from spectral_dp.audit.targets.samples import Sample
 from spectral_dp.audit.targets.target import Block, Kind
 from spectral_dp.layers import BlockCirculantLinear
+from spectral_dp.mechanism.public_basis import PublicBasis
 from spectral_dp.mechanism.transforms import Transform, get_transform
 
 #: Directions tried in each block where there are too many to try all.
@@ -122,11 +123,13 @@ class LayerProbe(NamedTuple):
 
 
 def _dense(probe: LayerProbe, module: nn.Linear, most: int, generator: torch.Generator) -> list[Block]:
-    """Rows of the weight; of one fed by an image, the plane of one channel, in its spectrum."""
+    """Rows of the weight; of one fed by an image, the plane of one channel, in its spectrum; or in a public basis."""
     m, n = module.out_features, module.in_features
     if probe.layout is not None and len(probe.layout) > 1:
         channels, *plane = probe.layout
         directions = chosen_directions((probe.transform or get_transform("dct")).basis(plane), generator)
+    elif isinstance(probe.transform, PublicBasis):
+        channels, directions = 1, chosen_directions(probe.transform.basis(probe.transform.rank), generator)
     else:
         channels, places = 1, spread(n, min(8, n), generator)
         kinds = tuple(Kind.LAST if j == n - 1 else Kind.INTERIOR for j in places)

@@ -22,6 +22,7 @@ from spectral_dp.audit.targets.samples import Batch
 from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
 from spectral_dp.mechanism.clipping import NonFiniteWarning
+from spectral_dp.mechanism.eigenvalue_filter import EigenvalueFilter
 from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.engine import PrivacyEngine
@@ -32,7 +33,7 @@ from spectral_dp.training.sampling import PoissonLoader
 CAPACITY, TIMES_EXPECTED = 1 << 16, 4
 
 #: Filters whose gains are the same at every step.
-STEADY = (IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter)
+STEADY = (IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter, EigenvalueFilter)
 
 
 class SpectralTarget(ModelTarget):

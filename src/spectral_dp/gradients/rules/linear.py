@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from spectral_dp.gradients.norms import bias_norms, token_norms, transform_error
 from spectral_dp.gradients.rules.layer_config import LayerConfig
-from spectral_dp.gradients.rules.registry import register_rule, register_rule_by_name
+from spectral_dp.gradients.rules.registry import register_rule_by_name
 from spectral_dp.gradients.rules.rule import GhostRule
 from spectral_dp.gradients.sums import as_tokens, merge_tokens, over_tokens, weigh
 
 
-@register_rule(nn.Linear, parameters=["weight", "bias"])
 class LinearRule(GhostRule[nn.Linear]):
     """The rule of ``nn.Linear``. Its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
 

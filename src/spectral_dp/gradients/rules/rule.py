@@ -62,10 +62,15 @@ class Rule(ABC, Generic[Module]):
     #: Whether the module's output is recorded with its input, and the generators as its forward pass found them.
     needs_output: ClassVar[bool] = False
 
+    #: Whether the rule can express the layer's input in a public basis.
+    takes_input_basis: ClassVar[bool] = False
+
     def __init__(self, module: Module, config: LayerConfig) -> None:
+        if config.input_basis is not None and not self.takes_input_basis:
+            raise ValueError(f"an input basis is for nn.Linear: leave it out for this {type(module).__name__}")
         self.module = module
         self.config = config
-        self.transform: Transform = get_transform(config.transform or self.default_transform)
+        self.transform: Transform = get_transform(config.input_basis or config.transform or self.default_transform)
         self.projection: Projection | None = None
         self.begin_step(0)
 
@@ -89,7 +94,8 @@ class Rule(ABC, Generic[Module]):
         if shape is None:
             raise ValueError(
                 f"{type(self.module).__name__} has no spectrum to filter, but was given {filter!r}: leave the filter "
-                "out for this layer, or give the input_layout of a dense layer fed by an image or a sequence"
+                "out for this layer, or give the input_layout of a dense layer fed by an image or a sequence, or the "
+                "input_basis of any dense layer"
             )
         self._filter_by(filter.gains(self.transform, shape, step))
 
