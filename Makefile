@@ -44,6 +44,7 @@ lint: $(VENV)/installed-dev  ## check format, style and types; change nothing
 
 figures: $(VENV)/installed  ## draw the figures of the documentation
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
+	$(BIN)/python examples/priors.py --figures docs
 
 support-table: $(VENV)/installed-integrations  ## try which layers and models are supported, and write docs/supported.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.support_table --out docs/supported.md

@@ -28,6 +28,18 @@ def test_the_training_example_runs(monkeypatch, capsys):
     assert "Spectral-DP" in capsys.readouterr().out
 
 
+def test_the_example_of_priors_prints_and_draws(monkeypatch, capsys, tmp_path):
+    """Barcodes look like nothing that the prior draws: its axes reach far less of them."""
+    arguments = ["--atoms", "64", "--images", "400", "--figures", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["priors.py", *arguments])
+    runpy.run_path(str(EXAMPLES / "priors.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    share = {name: int(re.search(rf"{name}.*?([0-9]+) %", printed)[1]) for name in ("another seed", "barcodes")}
+    assert share["another seed"] > 2 * share["barcodes"]
+    for name in ("images", "patches", "spectrum"):
+        assert (tmp_path / f"priors_{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--mixes-records"], 1)])
 def test_a_model_of_ones_own_is_audited(arguments, code, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["audit_own_model.py", *arguments])

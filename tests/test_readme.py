@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
         ("docs/extending.md", ""),
         ("docs/audit.md", "no violation found"),
         ("docs/pretrained.md", ""),
+        ("docs/priors.md", "nothing of it is released or charged"),
     ],
 )
 def test_python_examples_run(page, prints, capsys, tmp_path):

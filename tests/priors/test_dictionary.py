@@ -65,6 +65,14 @@ def test_atoms_fit_patches_better_than_those_k_means_began_with():
     assert fit(even, odd, (found.even_atoms, found.odd_atoms)) > 1.05 * fit(even, odd, random)
 
 
+@pytest.mark.parametrize("name", PRIORS)
+def test_atoms_differ_from_each_other(name):
+    """Most patches of strokes are dark and alike: atoms that start there would all be the same, and stay."""
+    found = learn(name, (1, 28, 28), size=5, atoms=40)
+    scores = (found.even_atoms @ found.even_atoms.T).abs() + (found.odd_atoms @ found.odd_atoms.T).abs()
+    assert float(scores.fill_diagonal_(0).max()) < 0.999
+
+
 def test_k_means_finds_directions_whatever_their_sign_and_side():
     """Samples of three directions, turned and mirrored at random, and a start from one sample of each."""
     generator = torch.Generator().manual_seed(0)

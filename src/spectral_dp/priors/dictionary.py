@@ -28,6 +28,7 @@ _PER_IMAGE = 32  # patches that are taken of a generated image
 _PER_ATOM = 100  # patches for each atom
 _LEAST_PATCHES = 20_000
 _ROUNDS = 10  # of k-means: later ones change little
+_LEAST_CONTRAST = 0.1  # of the largest squared length that a normalised patch can have: less is no patch to cluster
 _DAMP = 0.1  # of the mean variance, added to all variances before whitening
 _ROWS = 256  # patches that are compared with all atoms at a time: their scores stay in the processor's cache
 
@@ -111,6 +112,10 @@ def learn_dictionary(
         odd_cov = odd.T.double() @ odd.double() / len(odd)  # around zero: mirrored patches have the opposite sign
         damp = _DAMP * (even_cov.trace() + odd_cov.trace()) / (len(even_cov) + len(odd_cov))
         whitening = _inverse_root(even_cov, damp).float(), _inverse_root(odd_cov, damp).float()
+        # Patches of nearly one colour are all alike: they would take atoms that others need.
+        rich = (even.square().sum(1) + odd.square().sum(1)) > _LEAST_CONTRAST * (even.shape[1] + odd.shape[1])
+        if int(rich.sum()) >= atoms:
+            even, odd = even[rich], odd[rich]
         even, odd = (even - mean.float()) @ whitening[0], odd @ whitening[1]
         found = _spherical_k_means(even, odd, torch.randperm(len(even), generator=generator)[:atoms])
         return PatchDictionary(shape[0], size, mean.float(), *whitening, *found)
