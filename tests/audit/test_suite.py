@@ -69,9 +69,10 @@ def test_the_sound_mechanism_is_accused_no_more_often_than_stated():
     assert len(accused) <= 3, accused
 
 
-def test_the_real_training_step_passes_a_fast_audit():
-    """Convolution, block-circulant and dense layers, filtered, with the noise of a private run."""
-    target = small.target(seed=None, spectral=SpectralConfig(conv_ratio=0.5, linear_ratio=0.5))
+@pytest.mark.parametrize("config", ["filtered", "preconditioned"])
+def test_the_real_training_step_passes_a_fast_audit(config):
+    """Convolution, block-circulant and dense layers, filtered or in a public basis, with the noise of a private run."""
+    target = small.target(seed=None, spectral=small.CONFIGS[config])
     effort = audit.Effort(1, canary_blocks=4, per_block=4, scores=600, run_scores=20, steps=20, noise_steps=8, calls=40)
     report = audit.run_audit(target, effort=effort, confidence=1 - 1e-4)
     assert report.ok, report.violations

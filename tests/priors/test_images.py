@@ -41,6 +41,18 @@ def test_batches_go_on_without_end():
     assert torch.equal(torch.cat(batches), generate_images("strokes", 3 * BATCH, (1, 8, 8)))
 
 
+def test_whoever_takes_images_can_compute_gradients():
+    """Catches a generator that is left waiting in ``no_grad``: its caller would go on in it."""
+    batches = image_batches("white-noise", (1, 4, 4))
+    for _ in range(2):
+        next(batches)
+        assert torch.is_grad_enabled()
+    generate_images("white-noise", 100, (1, 4, 4))
+    assert torch.is_grad_enabled()
+    with torch.inference_mode():
+        assert not next(batches).is_inference()
+
+
 @pytest.mark.parametrize("name", PRIORS)
 def test_images_use_the_range_of_bytes(name):
     images = generate_images(name, 256, (3, 24, 24)).float()

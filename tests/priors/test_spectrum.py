@@ -102,6 +102,12 @@ class TestSpectrum:
         assert torch.allclose(spectrum.gains(0.3, damp=0.01), expected)
         assert float(spectrum.gains(0.5, damp=0.01).max()) <= 10
 
+    def test_axes_are_a_basis_for_a_layer(self, spectrum):
+        basis = spectrum.first(4).as_basis("vectors of a test")
+        assert torch.allclose(basis.forward(vectors(3) - spectrum.mean), spectrum.first(4).coordinates(vectors(3)))
+        assert torch.equal(basis.eigenvalues, spectrum.eigenvalues[:4])
+        assert "vectors of a test" in repr(basis)
+
     def test_the_first_axes_are_a_spectrum(self, spectrum):
         part = spectrum.first(4)
         assert part.rank == 4

@@ -4,12 +4,20 @@ import dataclasses
 import itertools
 
 import pytest
-from tests.support.private_runs import cnn, setup
+import torch
+from tests.support.private_runs import cnn, setup, train, weights
 from tests.support.small_targets import public_basis
 from torch import nn
 from torch.nn import functional as F
 
-from spectral_dp import BlockCirculantLinear, LayerConfig, LowPassFilter, SpectralConfig
+from spectral_dp import (
+    BlockCirculantLinear,
+    CheckpointError,
+    EigenvalueFilter,
+    LayerConfig,
+    LowPassFilter,
+    SpectralConfig,
+)
 from spectral_dp.mechanism.filters import AdaptiveFilter
 
 # A value of each field that is not its default.
@@ -230,3 +238,48 @@ class TestInputBases:
         """Else a run could be resumed with another one."""
         one, two = (SpectralConfig(input_bases={"dense": public_basis(8, 5, seed)}) for seed in (0, 1))
         assert one.describe() != two.describe()
+
+
+class TestTrainingInABasis:
+    CONFIG = SpectralConfig(input_bases={"3": public_basis(64, 10)}, linear_filter=EigenvalueFilter(0.5, 0.01))
+
+    def test_a_run_learns_and_only_in_the_span_of_the_basis(self):
+        model = cnn()
+        before = model[3].weight.detach().clone()
+        engine, private, optimizer, loader = setup(model, spectral=self.CONFIG)
+        train(private, optimizer, loader)
+        moved = (model[3].weight.detach() - before).double()
+        U = public_basis(64, 10).basis(10)
+        assert float(moved.norm()) > 0
+        assert torch.allclose(moved @ U.T @ U, moved, atol=1e-5)
+        assert engine.get_epsilon(1e-5) > 0
+
+    def test_it_costs_what_plain_training_costs(self):
+        spent = []
+        for spectral in (None, self.CONFIG):
+            engine, *private = setup(spectral=spectral)
+            train(*private)
+            spent.append(engine.get_epsilon(1e-5))
+        assert spent[0] == spent[1]
+
+    def test_physical_batches_do_not_matter(self):
+        found = []
+        for size in (None, 7):
+            model = cnn()
+            _, *private = setup(model, spectral=self.CONFIG, max_physical_batch_size=size)
+            train(*private)
+            found.append(weights(model))
+        assert torch.allclose(*found, atol=1e-5)
+
+    def test_a_run_goes_on_in_its_own_basis_only(self, tmp_path):
+        engine, model, *private = setup(spectral=self.CONFIG)
+        train(model, *private)
+        engine.save_checkpoint(path=tmp_path / "run.pt", module=model)
+        again, model, *_ = setup(spectral=self.CONFIG)
+        again.load_checkpoint(path=tmp_path / "run.pt", module=model)
+        other = SpectralConfig(
+            input_bases={"3": public_basis(64, 10, seed=1)}, linear_filter=EigenvalueFilter(0.5, 0.01)
+        )
+        wrong, model, *_ = setup(spectral=other)
+        with pytest.raises(CheckpointError, match="input_bases"):
+            wrong.load_checkpoint(path=tmp_path / "run.pt", module=model)

@@ -51,8 +51,8 @@ def image_batches(prior: str | ImagePrior, shape: Shape, seed: int = 0) -> Itera
     generator = torch.Generator().manual_seed(seed)
     while True:
         with torch.inference_mode(False), torch.no_grad():
-            pixels = prior.draw(BATCH, tuple(shape), generator)
-            yield pixels.mul(255).round_().to(torch.uint8)
+            images = prior.draw(BATCH, tuple(shape), generator).mul(255).round_().to(torch.uint8)
+        yield images  # not within: the caller would go on without gradients
 
 
 def generate_images(prior: str | ImagePrior, count: int, shape: Shape, *, seed: int = 0) -> Tensor:
