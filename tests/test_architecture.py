@@ -37,6 +37,7 @@ ROOMS = [
     "data",
     "pretrained",
     "features",
+    "heads",
     "models",
     "experiments",
     "cli",

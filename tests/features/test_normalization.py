@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 from tests.support.extractors import Scaled
+from tests.support.silent import Silent
 
 from spectral_dp import Relation
 from spectral_dp.accounting import Ledger, gaussian_epsilon
@@ -19,17 +20,10 @@ from spectral_dp.features import (
     public_channel_statistics,
 )
 from spectral_dp.features.normalization import JOINT_BOUND, moments, release_moments
-from spectral_dp.mechanism.noise import NoiseSource, SeededNoise
+from spectral_dp.mechanism.noise import SeededNoise
 
 C = 6
 PUBLIC = ChannelStatistics(torch.linspace(-1, 1, C), torch.linspace(0.5, 2, C))
-
-
-class Silent(NoiseSource):
-    is_private = False
-
-    def normal(self, shape, *, dtype=torch.float32, device="cpu"):
-        return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
 
 def maps(n, seed=0):

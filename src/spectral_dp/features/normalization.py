@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from spectral_dp.accounting import Ledger
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Extractor, Shape
-from spectral_dp.mechanism.clipping import Clipped, clip_and_sum
-from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
-from spectral_dp.mechanism.perturbation import add_noise
+from spectral_dp.mechanism.clipping import clip_and_sum
+from spectral_dp.mechanism.noise import NoiseSource
+from spectral_dp.mechanism.release import release_sum
 from spectral_dp.priors import generate_images
 
 #: Bounds, in public units and for each root of a channel, of a record's mean and of its mean square. Fixed in advance.
@@ -171,12 +171,5 @@ def release_moments(
     Returns:
         The noisy sum, ``(2 C,)``.
     """
-    clipped = [clip_and_sum(part, JOINT_BOUND) for part in parts]
-    total = torch.stack([part.value for part in clipped]).sum(0)
-    ledger.record(noise_multiplier, 1.0)  # before the release
-    return add_noise(
-        Clipped(total, JOINT_BOUND, sum(part.nonfinite for part in clipped)),
-        noise_multiplier,
-        noise or SecureNoise(),
-        ledger.relation,
-    )
+    clipped = (clip_and_sum(part, JOINT_BOUND) for part in parts)
+    return release_sum(clipped, noise_multiplier=noise_multiplier, ledger=ledger, noise=noise)

@@ -10,4 +10,5 @@ Each module uses only those listed before it:
 - ``noise``: the sources of Gaussian noise.
 - ``perturbation``: Algorithm 1, which puts these together for tensors that hold one gradient per sample. Its function
   ``add_noise`` is the only place where noise is added.
+- ``release``: one release of a clipped sum over a whole data set, charged to a ledger before it is noised.
 """

@@ -1,0 +1,53 @@
+"""One release of a clipped sum: charged to a ledger first, then noised once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from spectral_dp.accounting import Ledger
+from spectral_dp.mechanism.clipping import Clipped
+from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
+from spectral_dp.mechanism.perturbation import add_noise
+
+
+def release_sum(
+    parts: Iterable[Clipped], *, noise_multiplier: float, ledger: Ledger, noise: NoiseSource | None = None
+) -> Tensor:
+    """Releases the sum of all records of a data set as one Gaussian mechanism.
+
+    Formal guarantee:
+
+    * What is bounded: every record contributes to one part only, and there at most the bound that the part declares. So
+      the sum has that bound, too, and the noise is scaled by it.
+    * For which neighbours: those of the ledger's relation.
+    * What is charged: one step with this noise multiplier and sample rate 1, entered in the ledger before the release.
+      If anything fails afterwards, it stays charged.
+    * Under which assumptions: the bounds of the parts are true, and equal, which is checked.
+
+    Args:
+        parts: Clipped sums over some records each. There is at least one part, and it may be of no records.
+        noise_multiplier: ``σ`` of the release.
+        ledger: The ledger that the release is charged to.
+        noise: The source of the noise. By default a new :class:`~spectral_dp.mechanism.noise.SecureNoise`.
+
+    Returns:
+        The noisy sum, in the shape of the parts.
+
+    Raises:
+        ValueError: If there is no part, or two parts declare different bounds. Nothing is charged then.
+    """
+    total: Clipped | None = None
+    for part in parts:
+        if total is None:
+            total = part
+        elif part.max_norm != total.max_norm:
+            raise ValueError(f"parts of one sum have one bound, got {total.max_norm} and {part.max_norm}")
+        else:
+            total = Clipped(torch.add(total.value, part.value), part.max_norm, total.nonfinite + part.nonfinite)
+    if total is None:
+        raise ValueError("there is no part to release: give one of no records, whose shape the release has")
+    ledger.record(noise_multiplier, 1.0)  # before the release
+    return add_noise(total, noise_multiplier, noise or SecureNoise(), ledger.relation)
