@@ -16,16 +16,17 @@ from torch import Tensor
 from spectral_dp import accounting
 from spectral_dp.accounting import Ledger
 from spectral_dp.audit.targets.function import FunctionTarget
-from spectral_dp.audit.targets.model import ModelTarget
 from spectral_dp.audit.targets.opacus import OpacusTarget
 from spectral_dp.audit.targets.spectral import SpectralTarget
 from spectral_dp.audit.targets.target import Claim, Target
 from spectral_dp.data import catalog
 from spectral_dp.experiments.feature_data import statistics_phases
 from spectral_dp.experiments.feature_stages import feature_shape, image_shape
+from spectral_dp.experiments.head_target import head_target
 from spectral_dp.experiments.network import build_network
+from spectral_dp.experiments.one_shot import bound_of_head
 from spectral_dp.experiments.run_directory import RunDirectory
-from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
+from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.features.normalization import JOINT_BOUND, release_moments
 from spectral_dp.mechanism.clipping import NonFiniteWarning
@@ -39,8 +40,8 @@ def target_from_settings(
     classes: int | None = None,
     samples: int | None = None,
     claim: Claim | None = None,
-) -> ModelTarget:
-    """Returns the training step that settings describe; no data are needed.
+) -> Target:
+    """Returns the training step that settings describe, or the release of a one-shot head; no data are needed.
 
     The network is freshly initialised: what is released of a layer does not depend on its weights.
 
@@ -53,6 +54,8 @@ def target_from_settings(
     """
     if not settings.is_private:
         raise SettingsError(f"method {settings.method} claims no privacy, so there is nothing to audit")
+    if settings.method in ONE_SHOT:
+        return head_target(settings, claim)
     info = catalog.find(settings.dataset)
     shape = feature_shape(settings, input_shape or image_shape(settings))
     claim = claim or claim_from_settings(settings, samples)
@@ -95,8 +98,8 @@ def claim_from_settings(settings: ResolvedSettings, samples: int | None = None) 
     return _claim(settings, sigma, rate, steps, settings.epsilon)
 
 
-def target_from_run(directory: str | os.PathLike[str]) -> ModelTarget:
-    """Returns the training step of a finished run, with what its privacy statement claims."""
+def target_from_run(directory: str | os.PathLike[str]) -> Target:
+    """Returns the training step or the one release of a finished run, with what its privacy statement claims."""
     run = RunDirectory(directory)
     settings = run.settings()
     if not settings.is_private:
@@ -107,10 +110,11 @@ def target_from_run(directory: str | os.PathLike[str]) -> ModelTarget:
 
 
 def _claim(settings: ResolvedSettings, sigma: float, rate: float, steps: int, stated: float | None) -> Claim:
+    is_one_shot = settings.method in ONE_SHOT
     return Claim(
         noise_multiplier=sigma,
-        max_grad_norm=settings.sensitivity_bound,
-        expected_batch_size=settings.batch_size,
+        max_grad_norm=bound_of_head(settings) if is_one_shot else settings.sensitivity_bound,
+        expected_batch_size=1.0 if is_one_shot else settings.batch_size,
         sample_rate=rate,
         steps=steps,
         delta=settings.delta,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from spectral_dp.experiments.methods import EngineMethod, Method
+from spectral_dp.experiments.method import Method
+from spectral_dp.experiments.methods import EngineMethod
 from spectral_dp.mechanism.public_basis import PublicBasis
 
 

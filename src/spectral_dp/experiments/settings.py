@@ -23,7 +23,10 @@ from typing import Any, Literal, Self
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.relations import Relation
 
-MethodName = Literal["spectral", "dpsgd", "opacus", "nonprivate"]
+MethodName = Literal["spectral", "dpsgd", "opacus", "class-means", "least-squares", "nonprivate"]
+
+#: Methods that make a linear head in a single release of cached features, without steps.
+ONE_SHOT = ("class-means", "least-squares")
 
 #: The names that settings had in files of earlier versions.
 _RENAMED = {
@@ -65,6 +68,7 @@ _RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda value: value >= 0,
         "at least 0",
     ),
+    (("head_dimensions",), lambda value: 1 <= value <= 256, "from 1 to 256"),
     (("delta",), lambda value: 0 < value < 1, "between 0 and 1"),
     (("seed",), lambda value: 0 <= value < 2**31, "from 0 to 2^31 - 1"),
 )
@@ -137,8 +141,15 @@ class _Options:
     )
     dense_layers: list[str] = _model([], "Name of a layer to leave dense, with --block-size. May be repeated.")
     last_block_size: int = _model(10, "Block size of the last dense layer, with --block-size.")
+    head_dimensions: int = _model(
+        256, "Dimensions that features are projected to, if they have more, with --method least-squares."
+    )
 
-    method: MethodName = _privacy("spectral", "What to train with; opacus is DP-SGD by Opacus itself.")
+    method: MethodName = _privacy(
+        "spectral",
+        "What to train with; opacus is DP-SGD by Opacus itself. class-means and least-squares make a linear head of "
+        "cached features in one release.",
+    )
     epsilon: float | None = _privacy(
         None, "Privacy budget: calibrates the noise (default: 2, unless --noise-multiplier is given)."
     )
@@ -283,8 +294,9 @@ class Settings(_Options):
 
     def relevant(self) -> Self:
         """Returns the settings with those that the method does not use at their defaults."""
-        unused = {"spectral": (), "nonprivate": ("Spectral-DP", "Privacy")}.get(self.method, ("Spectral-DP",))
-        names = [f.name for f in fields(self) if f.metadata["group"] in unused and f.name != "method"]
+        unused = {"spectral": (), "nonprivate": ("Spectral-DP", "Privacy")} | dict.fromkeys(ONE_SHOT, _STEPS_ONLY)
+        groups = unused.get(self.method, ("Spectral-DP",))
+        names = [f.name for f in fields(self) if {f.name, f.metadata["group"]} & {*groups} and f.name != "method"]
         defaults = type(self)()
         return replace(self, **{name: getattr(defaults, name) for name in names})
 
@@ -319,6 +331,8 @@ class Settings(_Options):
         values |= {name: 0 for name in _OPEN if values[name] is None}
         if self.is_private and self.epsilon is None and self.noise_multiplier is None:
             values["epsilon"] = 2.0
+        if self.method in ONE_SHOT:
+            values |= {"epochs": 1, "evaluate_every": 1}
         return ResolvedSettings(**values)
 
 
@@ -341,6 +355,9 @@ class ResolvedSettings(_Options):
 
 
 _OPEN = ("block_size", "conv_ratio", "linear_ratio")
+
+#: Groups and names of settings that only a method which takes steps has a use for.
+_STEPS_ONLY = ("Spectral-DP", "Training", "max_grad_norm", "clipping", "layer_max_grad_norms", "noise_allocation")
 _FREE = {f.name for f in fields(Settings) if f.metadata["free"]}
 
 

@@ -10,7 +10,7 @@ import torch
 
 from spectral_dp._version import __version__
 from spectral_dp.experiments.feature_stages import feature_facts
-from spectral_dp.experiments.methods import Method
+from spectral_dp.experiments.method import Method
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.files import write_json, write_text
@@ -19,6 +19,9 @@ _NAMES = {
     "spectral": "Spectral-DP: per-sample gradients filtered by frequency, clipped, summed, Gaussian noise added",
     "dpsgd": "DP-SGD: per-sample gradients clipped, summed, Gaussian noise added",
     "opacus": "DP-SGD by Opacus: per-sample gradients clipped, summed, Gaussian noise added",
+    "class-means": "private class means: the features of every class clipped, summed, Gaussian noise added, once",
+    "least-squares": "private least squares: Gram matrix and moments of projected features clipped together, summed, "
+    "Gaussian noise added, once",
 }
 
 #: What ``privacy.md`` tells in another way than as a line of its list.

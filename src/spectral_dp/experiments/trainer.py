@@ -27,6 +27,7 @@ from spectral_dp.experiments.feature_data import load_features, with_normalizati
 from spectral_dp.experiments.feature_stages import reads_features
 from spectral_dp.experiments.figures import draw_run
 from spectral_dp.experiments.layer_facts import describe_layers
+from spectral_dp.experiments.method import Batch, TrainingData
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
@@ -82,7 +83,7 @@ def run(
             return trainer.run()
 
 
-def load_data(settings: ResolvedSettings) -> methods.TrainingData:
+def load_data(settings: ResolvedSettings) -> TrainingData:
     """Returns the data set of a run."""
     if reads_features(settings):
         return load_features(settings)
@@ -100,7 +101,7 @@ class Trainer:
         self,
         settings: ResolvedSettings,
         directory: RunDirectory,
-        dataset: methods.TrainingData,
+        dataset: TrainingData,
         show: Callable[[TrainingProgress], None],
         is_stopped: Callable[[], bool],
     ) -> None:
@@ -147,6 +148,10 @@ class Trainer:
     def _train_epoch(self) -> None:
         self.model.train()
         began = time.perf_counter()
+        if self.method.release_at_once():
+            self.step += 1
+            self._step_seconds += time.perf_counter() - began
+            return
         for batch in self.method.batches():
             self._set_learning_rate()
             images, labels = self._prepared(batch)
@@ -178,7 +183,7 @@ class Trainer:
                 self._stop()
             began = time.perf_counter()
 
-    def _prepared(self, batch: methods.Batch) -> tuple[Tensor, Tensor]:
+    def _prepared(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Augments and normalises; views of a sample lie next to each other."""
         images, labels = batch.images, batch.labels
         settings, multiplicity = self.settings, self.settings.augmentation_multiplicity
@@ -216,7 +221,7 @@ class Trainer:
             "ledger_head": ledger.head if (ledger := self.method.ledger) else None,
             "heldout_accuracy": self._accuracy,
             "heldout_loss": loss if math.isfinite(loss) else None,
-            "learning_rate": self.method.optimizer.param_groups[0]["lr"],
+            "learning_rate": self.method.learning_rate,
             "seconds": round(self.seconds, 3),
         }
         if self.settings.unsafe_diagnostics:
@@ -307,7 +312,7 @@ class Trainer:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, dataset: methods.TrainingData, device: str) -> tuple[float, float]:
+def evaluate(model: nn.Module, dataset: TrainingData, device: str) -> tuple[float, float]:
     """Returns loss and accuracy on the held-out samples."""
     was_training = model.training
     model.eval()
