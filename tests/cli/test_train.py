@@ -78,7 +78,7 @@ def test_resume_needs_no_other_flags():
     [
         ("--dataset imagenet", "choose one of digits"),
         ("--model resnet", "choose one of model1, lenet5"),
-        ("--method sgd", "'spectral', 'dpsgd', 'opacus', 'nonprivate'"),
+        ("--method sgd", "'spectral', 'dpsgd', 'opacus', 'class-means', 'least-squares', 'nonprivate'"),
         ("--epochs 0", "epochs must be positive"),
         ("--epsilon 1 --noise-multiplier 1", "not both"),
         ("--layer-ratio fc1", "NAME=RATIO"),

@@ -6,7 +6,7 @@ import torch
 from spectral_dp import audit
 from spectral_dp.accounting import Ledger
 from spectral_dp.experiments.audit_target import target_from_settings
-from spectral_dp.experiments.head_target import RELEASES, head_target
+from spectral_dp.experiments.head_target import RELEASES, target_of_head
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.mechanism.clipping import Clipped, clip_and_sum
 from spectral_dp.mechanism.release import release_sum
@@ -21,7 +21,7 @@ def settings(method, **others):
 
 
 def report(method, release=None, **others):
-    target = head_target(settings(method, **others), release=release)
+    target = target_of_head(settings(method, **others), release=release)
     return audit.run_audit(target, effort=EFFORT, confidence=0.999, seed=0)
 
 
@@ -73,7 +73,7 @@ class TestAudit:
 
     def test_private_statistics_beside_it_are_part_of_what_is_stated(self):
         chosen = settings("class-means", feature_norm="private", feature_noise_multiplier=5.0)
-        claim = head_target(chosen).claim
+        claim = target_of_head(chosen).claim
         assert claim.stated_epsilon == pytest.approx(claim.total_epsilon, rel=1e-6)
         assert claim.stated_epsilon > 1.01 * claim.epsilon
 
@@ -91,4 +91,4 @@ def test_settings_lead_to_it(method):
 
 def test_without_noise_there_is_nothing_to_audit():
     with pytest.raises(SettingsError, match="no privacy to audit"):
-        head_target(settings("class-means", noise_multiplier=0.0))
+        target_of_head(settings("class-means", noise_multiplier=0.0))

@@ -24,7 +24,10 @@ def test_toml_with_dashes_and_tables(tmp_path):
     ("given", "message"),
     [
         ({"epoch": 3}, "unknown settings epoch: choose from dataset"),
-        ({"method": "sgd"}, "method must be one of spectral, dpsgd, opacus, nonprivate, got 'sgd'"),
+        (
+            {"method": "sgd"},
+            "method must be one of spectral, dpsgd, opacus, class-means, least-squares, nonprivate, got 'sgd'",
+        ),
         ({"relation": "swap"}, "relation must be one of add_or_remove_one"),
         ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
         ({"epochs": True}, "epochs must be of type int, got True"),

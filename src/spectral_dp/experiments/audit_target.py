@@ -22,7 +22,7 @@ from spectral_dp.audit.targets.target import Claim, Target
 from spectral_dp.data import catalog
 from spectral_dp.experiments.feature_data import statistics_phases
 from spectral_dp.experiments.feature_stages import feature_shape, image_shape
-from spectral_dp.experiments.head_target import head_target
+from spectral_dp.experiments.head_target import target_of_head
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.one_shot import bound_of_head
 from spectral_dp.experiments.run_directory import RunDirectory
@@ -55,7 +55,7 @@ def target_from_settings(
     if not settings.is_private:
         raise SettingsError(f"method {settings.method} claims no privacy, so there is nothing to audit")
     if settings.method in ONE_SHOT:
-        return head_target(settings, claim)
+        return target_of_head(settings, claim)
     info = catalog.find(settings.dataset)
     shape = feature_shape(settings, input_shape or image_shape(settings))
     claim = claim or claim_from_settings(settings, samples)

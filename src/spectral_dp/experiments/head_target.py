@@ -27,7 +27,7 @@ DIMENSION = 96
 Release = Callable[[Tensor, float, Ledger, NoiseSource], Tensor]
 
 
-def head_target(
+def target_of_head(
     settings: ResolvedSettings, claim: Claim | None = None, release: Release | None = None
 ) -> FunctionTarget:
     """Returns the release of the one-shot head that settings describe.
