@@ -1,0 +1,90 @@
+"""Hashed words as features of texts: which words and pairs of words a text has, without any vocabulary.
+
+A vocabulary that was learnt from private texts would release words of theirs. A hash is fixed in advance, and needs no
+weights: this is the front end for texts in any language, and the yardstick for encoders that were trained.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spectral_dp.data.texts import decoded_texts
+from spectral_dp.features.errors import FeatureError
+from spectral_dp.features.extractor import Shape
+
+_VERSION = 1
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class HashedWords:
+    """An :class:`~spectral_dp.features.Extractor` from texts, rows of bytes ``(L,)``, to vectors of unit length.
+
+    Every word, and every run of up to ``words`` words, has a place and a sign that its hash decides. A word that comes
+    n times counts ``1 + log n``.
+
+    Attributes:
+        dimensions: Numbers of a vector. More dimensions have fewer words that share a place.
+        words: The most words of a run: 1 for single words, 2 for pairs of neighbours, too.
+
+    >>> HashedWords(dimensions=64).output_shape((4096,))
+    (64,)
+    """
+
+    dimensions: int = 2048
+    words: int = 2
+
+    def __post_init__(self) -> None:
+        if self.dimensions < 1 or self.words < 1:
+            raise FeatureError(f"dimensions and words must be at least 1, got {self.dimensions}, {self.words}")
+
+    @property
+    def name(self) -> str:
+        """The name of this front end."""
+        return "hashed-words"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """All settings, and the version of the computation."""
+        return {**asdict(self), "version": _VERSION}
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Returns ``(dimensions,)``."""
+        if len(input_shape) != 1:
+            raise FeatureError(f"hashed words are features of texts (L,), not of records of shape {input_shape}")
+        return (self.dimensions,)
+
+    def module(self, input_shape: Shape) -> nn.Module:
+        """Returns the module for texts of this length."""
+        self.output_shape(input_shape)
+        return _Hashing(self).eval()
+
+
+class _Hashing(nn.Module):
+    def __init__(self, hashed: HashedWords) -> None:
+        super().__init__()
+        self.hashed = hashed
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found = torch.zeros(len(rows), self.hashed.dimensions)
+        for vector, text in zip(found, decoded_texts(rows), strict=True):
+            for run, times in Counter(self._runs(text)).items():
+                number = zlib.crc32(run.encode())  # the same on every machine, unlike hash()
+                sign = 1 if number & 1 else -1
+                vector[(number >> 1) % self.hashed.dimensions] += sign * (1 + math.log(times))
+        return nn.functional.normalize(found, dim=1)
+
+    def _runs(self, text: str) -> Iterator[str]:
+        words = _WORD.findall(text.lower())
+        for length in range(1, self.hashed.words + 1):
+            for start in range(len(words) - length + 1):
+                yield " ".join(words[start : start + length])

@@ -1,0 +1,59 @@
+"""Pixels as features: an image as a vector, standardised by published constants, for heads that read vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spectral_dp.features.errors import FeatureError
+from spectral_dp.features.extractor import Shape
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The pixels of an image ``(C, H, W)`` as a vector: an :class:`~spectral_dp.features.Extractor`.
+
+    Attributes:
+        mean: Published mean of each channel, for pixels from 0 to 1.
+        std: Published standard deviation of each channel, likewise.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of this front end."""
+        return "pixels"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The constants, and the version of the computation."""
+        return {"mean": list(self.mean), "std": list(self.std), "version": _VERSION}
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Returns ``(C H W,)``."""
+        if len(input_shape) != 3 or input_shape[0] != len(self.mean):
+            raise FeatureError(f"expected images ({len(self.mean)}, H, W), got shape {input_shape}")
+        return (math.prod(input_shape),)
+
+    def module(self, input_shape: Shape) -> nn.Module:
+        """Returns the module for images of this shape."""
+        self.output_shape(input_shape)
+        return _Standardised(self).eval()
+
+
+class _Standardised(nn.Module):
+    def __init__(self, pixels: Pixels) -> None:
+        super().__init__()
+        self.mean, self.std = (torch.tensor(value).view(-1, 1, 1) for value in (pixels.mean, pixels.std))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return ((images.float() / 255 - self.mean) / self.std).flatten(1)
