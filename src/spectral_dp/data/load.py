@@ -14,13 +14,14 @@ from spectral_dp.data.dataset import ImageDataset
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.formats import Bytes, Samples
 from spectral_dp.data.originals import read_path
+from spectral_dp.data.texts import TextDataset
 
 _DIGITS_TEST_EVERY = 5
 
 
 def load_dataset(
     name: str, *, path: str | os.PathLike[str] | None = None, cache: str | os.PathLike[str] | None = None
-) -> ImageDataset:
+) -> ImageDataset | TextDataset:
     """Loads a data set, with its files compared with their published checksums.
 
     Args:
@@ -48,17 +49,11 @@ def load_dataset(
     return _assemble(info, train, test)
 
 
-def _assemble(info: DatasetInfo, train: Samples, test: Samples) -> ImageDataset:
-    return ImageDataset(
-        name=info.name,
-        train_images=_tensor(train[0]),
-        train_labels=_tensor(train[1]).long(),
-        test_images=_tensor(test[0]),
-        test_labels=_tensor(test[1]).long(),
-        classes=info.classes,
-        mean=info.mean,
-        std=info.std,
-    )
+def _assemble(info: DatasetInfo, train: Samples, test: Samples) -> ImageDataset | TextDataset:
+    records = (_tensor(train[0]), _tensor(train[1]).long(), _tensor(test[0]), _tensor(test[1]).long())
+    if info.has_texts:
+        return TextDataset(info.name, *records, info.classes)
+    return ImageDataset(info.name, *records, info.classes, info.mean, info.std)
 
 
 def _tensor(array: Bytes) -> Tensor:

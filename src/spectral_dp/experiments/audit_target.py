@@ -19,7 +19,7 @@ from spectral_dp.audit.targets.function import FunctionTarget
 from spectral_dp.audit.targets.opacus import OpacusTarget
 from spectral_dp.audit.targets.spectral import SpectralTarget
 from spectral_dp.audit.targets.target import Claim, Target
-from spectral_dp.data import catalog
+from spectral_dp.experiments.data_source import records_info
 from spectral_dp.experiments.feature_data import statistics_phases
 from spectral_dp.experiments.feature_stages import feature_shape, image_shape
 from spectral_dp.experiments.head_target import target_of_head
@@ -56,7 +56,7 @@ def target_from_settings(
         raise SettingsError(f"method {settings.method} claims no privacy, so there is nothing to audit")
     if settings.method in ONE_SHOT:
         return target_of_head(settings, claim)
-    info = catalog.find(settings.dataset)
+    info = records_info(settings)
     shape = feature_shape(settings, input_shape or image_shape(settings))
     claim = claim or claim_from_settings(settings, samples)
     model = build_network(settings, shape, classes or info.classes)
@@ -79,7 +79,7 @@ def target_from_settings(
 def claim_from_settings(settings: ResolvedSettings, samples: int | None = None) -> Claim:
     """Returns what settings claim: the noise of their budget, or the budget of their noise."""
     if samples is None:
-        samples = settings.train_size or catalog.find(settings.dataset).train_samples - settings.validation_size
+        samples = settings.train_size or records_info(settings).train_samples - settings.validation_size
     if settings.batch_size > samples:
         raise SettingsError(f"batch_size {settings.batch_size} exceeds the {samples} training samples: lower it")
     rate, steps = settings.batch_size / samples, settings.epochs * math.ceil(samples / settings.batch_size)

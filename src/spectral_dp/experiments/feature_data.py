@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spectral_dp import data
 from spectral_dp.accounting import Ledger, Phase
-from spectral_dp.data import ImageDataset
+from spectral_dp.experiments.data_source import Records, load_records
 from spectral_dp.experiments.feature_stages import (
     averaged_views,
     extractor_of,
@@ -40,8 +39,7 @@ _NOISE_OF_STATISTICS = 0x5EED  # added to the seed of a reproducible run: its tr
 def load_features(settings: ResolvedSettings) -> FeatureDataset:
     """Returns the features that a run trains on; those that are not in the cache yet are computed."""
     views, stages = trained_views(settings), stages_of(settings)
-    images = data.load_dataset(settings.dataset, path=settings.data_path)
-    images = images.resized(settings.image_size) if settings.image_size else images
+    images = load_records(settings)
     dataset = FeatureDataset(
         images.name,
         _rows(settings, images, "train", stages, views),
@@ -57,7 +55,7 @@ def load_features(settings: ResolvedSettings) -> FeatureDataset:
 
 def _rows(
     settings: ResolvedSettings,
-    images: ImageDataset,
+    images: Records,
     split: Split,
     stages: Sequence[Extractor],
     views: Sequence[View],

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spectral_dp.data import catalog
+from spectral_dp.experiments.data_source import records_info
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.features import (
     Extractor,
@@ -30,17 +30,18 @@ def reads_features(settings: ResolvedSettings) -> bool:
     return settings.features is not None
 
 
-def image_shape(settings: ResolvedSettings) -> tuple[int, int, int]:
-    """Returns the shape of the images of a run."""
-    channels, height, width = catalog.find(settings.dataset).shape
-    side = settings.image_size
-    return channels, side or height, side or width
+def image_shape(settings: ResolvedSettings) -> tuple[int, ...]:
+    """Returns the shape of the images of a run; of texts, how many bytes they have."""
+    shape, side = records_info(settings).shape, settings.image_size
+    return (shape[0], side, side) if side and len(shape) == 3 else shape
 
 
-def extractor_of(settings: ResolvedSettings, shape: tuple[int, int, int] | None = None) -> Extractor:
+def extractor_of(settings: ResolvedSettings, shape: tuple[int, ...] | None = None) -> Extractor:
     """Returns the front end of a run, for images of its data set, or of another ``shape`` (as audits have)."""
     assert settings.features is not None
-    info, shape = catalog.find(settings.dataset), shape or image_shape(settings)
+    info, shape = records_info(settings), shape or image_shape(settings)
+    if info.has_texts:
+        return build_extractor(settings.features, ImageFacts(shape, (), ()), settings.feature_options)
     is_of_data_set = shape[0] == len(info.mean)
     mean, std = (info.mean, info.std) if is_of_data_set else ((0.5,) * shape[0], (0.25,) * shape[0])
     return build_extractor(settings.features, ImageFacts(shape, mean, std), settings.feature_options)
@@ -71,7 +72,7 @@ def stages_of(settings: ResolvedSettings) -> list[Extractor]:
     return [*prepared, Projected(spectrum, rank, settings.feature_power, settings.feature_damp, unit)]
 
 
-def feature_shape(settings: ResolvedSettings, shape: tuple[int, int, int]) -> tuple[int, ...]:
+def feature_shape(settings: ResolvedSettings, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of what the model of a run reads of an image of this shape; nothing is computed for it."""
     if not reads_features(settings):
         return shape

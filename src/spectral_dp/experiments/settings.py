@@ -28,6 +28,9 @@ MethodName = Literal["spectral", "dpsgd", "opacus", "class-means", "least-square
 #: Methods that make a linear head in a single release of cached features, without steps.
 ONE_SHOT = ("class-means", "least-squares")
 
+#: Settings that say where records of the user's own are, and what the data set is called then.
+_OWN_DATA = {"image_folder": "image-folder", "csv": "csv"}
+
 #: The names that settings had in files of earlier versions.
 _RENAMED = {
     "average": "ema_decay",
@@ -78,8 +81,17 @@ _RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 class _Options:
     """The settings of a training run, checked one by one and against each other."""
 
-    dataset: str = _data("digits", "Data set: digits, mnist, fashion-mnist, cifar10 or cifar100.")
+    dataset: str = _data(
+        "digits", "Data set: digits, mnist, fashion-mnist, cifar10, cifar100, heart-survey; of texts imdb."
+    )
     data_path: str | None = _data(None, "File or directory with the official files, instead of the cache.")
+    image_folder: str | None = _data(
+        None, "Your own images, in place of --dataset: a directory with a folder for each class, or train and test."
+    )
+    csv: str | None = _data(None, "Your own texts, in place of --dataset: a CSV file with a line of column names.")
+    text_column: str = _data("text", "Column of the texts, with --csv.")
+    label_column: str = _data("label", "Column of the labels, with --csv.")
+    csv_encoding: str = _data("utf-8", "Encoding of the file, with --csv.")
     train_size: int | None = _data(None, "Train on this many samples only, a fixed random choice.")
     test_size: int | None = _data(None, "Evaluate on this many held-out samples only.")
     validation_size: int = _data(
@@ -227,6 +239,7 @@ class _Options:
             object.__setattr__(self, f.name, _checked(f.name, self.hints()[f.name], getattr(self, f.name)))
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError("give epsilon or noise_multiplier, not both")
+        self._check_source()
         for names, is_within, words in _RANGES:
             for name in names:
                 if (value := getattr(self, name)) is not None and not is_within(value):
@@ -252,6 +265,17 @@ class _Options:
         for name, ratio in ratios.items():
             if ratio is not None and not 0 <= ratio < 1:
                 raise SettingsError(f"{name} must be in [0, 1): the fraction to drop, got {ratio}")
+
+    def _check_source(self) -> None:
+        own = [name for name in _OWN_DATA if getattr(self, name) is not None]
+        if len(own) > 1 or (own and self.data_path is not None):
+            raise SettingsError(f"give one of data_path, {', '.join(_OWN_DATA)}: each says where the records are")
+        if own and self.dataset not in ("digits", _OWN_DATA[own[0]]):
+            raise SettingsError(f"give dataset or {own[0]}, not both: got {self.dataset} and {getattr(self, own[0])}")
+        if not own and self.dataset in _OWN_DATA.values():
+            raise SettingsError(
+                f"the data set {self.dataset} is your own: say where it is with {' or '.join(_OWN_DATA)}"
+            )
 
     @classmethod
     @cache
@@ -308,8 +332,9 @@ class Settings(_Options):
         """
         from spectral_dp import features, models  # late: torch takes a second
 
-        entry = models.entry(self.model)
-        values, recommended = self.to_dict() | {"features": self.features or entry.features}, entry.spectral
+        entry, own = models.entry(self.model), [name for name in _OWN_DATA if getattr(self, name) is not None]
+        named = {"dataset": _OWN_DATA[own[0]]} if own else {}
+        values, recommended = self.to_dict() | named | {"features": self.features or entry.features}, entry.spectral
         if values["features"] is not None:
             for name, value in features.extractor_entry(values["features"]).settings.items():
                 values[name] = value if values[name] is None else values[name]

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from spectral_dp import data
 from spectral_dp.data import random_views
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments import methods
+from spectral_dp.experiments.data_source import load_images
 from spectral_dp.experiments.feature_data import load_features, with_normalization
 from spectral_dp.experiments.feature_stages import reads_features
 from spectral_dp.experiments.figures import draw_run
@@ -87,11 +87,10 @@ def load_data(settings: ResolvedSettings) -> TrainingData:
     """Returns the data set of a run."""
     if reads_features(settings):
         return load_features(settings)
-    dataset = data.load_dataset(settings.dataset, path=settings.data_path)
+    dataset = load_images(settings)
     if settings.validation_size:
         dataset = dataset.with_validation(settings.validation_size)
-    dataset = dataset.subset(settings.train_size, settings.test_size)
-    return dataset.resized(settings.image_size) if settings.image_size else dataset
+    return dataset.subset(settings.train_size, settings.test_size)
 
 
 class Trainer:

@@ -2,7 +2,8 @@
 
 - ``extractor`` is the protocol of a front end: a name, settings, the shape of what comes out, and a module.
 - ``scattering`` is one, on the wavelets of ``kymatio_filters``; ``patches`` is another, on patches of generated images;
-  ``backbone``, a pretrained network, a third. ``registry`` has all of them by name.
+  ``backbone``, a pretrained network, a third; ``pixels`` and ``hashed_words`` are the plainest, for images and for
+  texts. ``registry`` has all of them by name.
 - ``extraction`` computes features, by several processes, into a ``cache``; ``views`` are augmented images.
 - ``prepared`` and ``projected`` are stages from cached features to what a head reads: normalised, and in the basis of a
   public ``spectrum``. ``pipeline`` puts front end and stages together.
@@ -17,6 +18,7 @@ from spectral_dp.features.dataset import FeatureDataset
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extraction import ExtractionProgress, extract_features
 from spectral_dp.features.extractor import Extractor
+from spectral_dp.features.hashed_words import HashedWords
 from spectral_dp.features.normalization import (
     ChannelNormalization,
     ChannelStatistics,
@@ -25,6 +27,7 @@ from spectral_dp.features.normalization import (
 )
 from spectral_dp.features.patches import DictionarySettings, Patches, PatchResponses
 from spectral_dp.features.pipeline import extract_in_stages
+from spectral_dp.features.pixels import Pixels
 from spectral_dp.features.prepared import Prepared
 from spectral_dp.features.projected import Projected
 from spectral_dp.features.registry import (
@@ -53,9 +56,11 @@ __all__ = [
     "FeatureDataset",
     "FeatureError",
     "FeatureRows",
+    "HashedWords",
     "ImageFacts",
     "PatchResponses",
     "Patches",
+    "Pixels",
     "Prepared",
     "Projected",
     "Scattering",

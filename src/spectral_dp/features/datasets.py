@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from spectral_dp.data import ImageDataset, cache_directory
+from spectral_dp.data import ImageDataset, TextDataset, cache_directory
 from spectral_dp.features.cache import FeatureCache
 from spectral_dp.features.extraction import ExtractionProgress
 from spectral_dp.features.extractor import Extractor
@@ -24,7 +24,7 @@ def features_directory(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def dataset_features(
-    dataset: ImageDataset,
+    dataset: ImageDataset | TextDataset,
     extractor: Extractor,
     split: Split,
     *,
@@ -49,7 +49,7 @@ def dataset_features(
         show: Called with how far the computation is.
     """
     images = dataset.train_images if split == "train" else dataset.test_images
-    size = "x".join(map(str, dataset.input_shape[1:]))
+    size = "x".join(map(str, dataset.input_shape[1:] or dataset.input_shape))
     title = f"{dataset.name}-{size}-{split}"
     return extract_in_stages(
         images,
@@ -64,6 +64,6 @@ def dataset_features(
     )
 
 
-def facts_of(dataset: ImageDataset) -> ImageFacts:
+def facts_of(dataset: ImageDataset | TextDataset) -> ImageFacts:
     """Returns the public facts of the images of a data set: what a front end is made from."""
     return ImageFacts(dataset.input_shape, dataset.mean, dataset.std)

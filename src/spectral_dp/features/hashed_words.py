@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from spectral_dp.data.texts import decoded_texts
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
+from spectral_dp.features.registry import ImageFacts, register_extractor
 
 _VERSION = 1
 _WORD = re.compile(r"\w+")
@@ -88,3 +89,13 @@ class _Hashing(nn.Module):
         for length in range(1, self.hashed.words + 1):
             for start in range(len(words) - length + 1):
                 yield " ".join(words[start : start + length])
+
+
+def hashed_words_of(texts: ImageFacts, *, dimensions: int = 2048, words: int = 2) -> HashedWords:
+    """Returns the front end for some texts."""
+    hashed = HashedWords(dimensions, words)
+    hashed.output_shape(texts.shape)  # refuses images
+    return hashed
+
+
+register_extractor("hashed-words", hashed_words_of, assumption="a hash of words that is fixed by a formula")

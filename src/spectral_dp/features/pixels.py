@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
+from spectral_dp.features.registry import ImageFacts, register_extractor
 
 _VERSION = 1
 
@@ -57,3 +58,11 @@ class _Standardised(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return ((images.float() / 255 - self.mean) / self.std).flatten(1)
+
+
+def pixels_of(images: ImageFacts) -> Pixels:
+    """Returns the front end for some images, with their published mean and standard deviation."""
+    return Pixels(images.mean, images.std)
+
+
+register_extractor("pixels", pixels_of, assumption="the pixels themselves, standardised by public constants")
