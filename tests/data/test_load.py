@@ -4,9 +4,12 @@ import sys
 
 import pytest
 import torch
-from tests.support.published import tiny_mnist, write
+from tests.support.published import original, tiny_mnist, write
 
-from spectral_dp.data import DataError, cache_directory, load_dataset
+from spectral_dp.data import DataError, TextDataset, cache_directory, load_dataset
+from spectral_dp.data.catalog import DatasetInfo, Edition
+from spectral_dp.data.reviews import parse_reviews
+from spectral_dp.data.texts import decoded_texts
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,9 @@ def test_tensors_are_writable_and_contiguous(publish):
 
 
 def test_unknown_name_lists_the_valid_ones():
-    with pytest.raises(DataError, match="'imagenet'; choose one of digits, mnist, fashion-mnist, cifar10, cifar100"):
+    with pytest.raises(
+        DataError, match="'imagenet'; choose one of digits, mnist, fashion-mnist, cifar10, cifar100, imdb, heart-survey"
+    ):
         load_dataset("imagenet")
 
 
@@ -79,3 +84,16 @@ def test_digits_without_scikit_learn_say_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"^digits come with scikit-learn.*: pip install 'spectral-dp\[cli\]'$"):
         load_dataset("digits")
+
+
+def test_texts_are_loaded_as_such(publish):
+    """Rows of bytes, not images."""
+    contents = {"train.csv": b"1,good film\n0,bad film\n", "test.csv": b"1,fine\n"}
+    files = [original(name, content) for name, content in contents.items()]
+    edition = Edition((files[0],), (files[1],), "texts", parse_reviews)
+    publish(DatasetInfo("tiny-texts", (4096,), 2, 2, 1, (), (), (edition,)))
+    write(cache_directory() / "tiny-texts", contents)
+    found = load_dataset("tiny-texts")
+    assert isinstance(found, TextDataset)
+    assert decoded_texts(found.train_images) == ["good film", "bad film"]
+    assert (found.train_labels.tolist(), found.classes) == ([1, 0], 2)

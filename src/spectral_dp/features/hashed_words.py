@@ -76,13 +76,18 @@ class _Hashing(nn.Module):
         self.hashed = hashed
 
     def forward(self, rows: Tensor) -> Tensor:
-        found = torch.zeros(len(rows), self.hashed.dimensions)
-        for vector, text in zip(found, decoded_texts(rows), strict=True):
-            for run, times in Counter(self._runs(text)).items():
-                number = zlib.crc32(run.encode())  # the same on every machine, unlike hash()
-                sign = 1 if number & 1 else -1
-                vector[(number >> 1) % self.hashed.dimensions] += sign * (1 + math.log(times))
-        return nn.functional.normalize(found, dim=1)
+        found = [self._vector(text) for text in decoded_texts(rows)]
+        vectors = torch.stack(found) if found else torch.zeros(0, self.hashed.dimensions)
+        return nn.functional.normalize(vectors, dim=1)
+
+    def _vector(self, text: str) -> Tensor:
+        counts = Counter(self._runs(text))
+        numbers = [zlib.crc32(run.encode()) for run in counts]  # the same on every machine, unlike hash()
+        places = torch.tensor([(number >> 1) % self.hashed.dimensions for number in numbers], dtype=torch.int64)
+        weights = [
+            (1 + math.log(n)) * (1 if number & 1 else -1) for number, n in zip(numbers, counts.values(), strict=True)
+        ]
+        return torch.zeros(self.hashed.dimensions).index_add_(0, places, torch.tensor(weights))
 
     def _runs(self, text: str) -> Iterator[str]:
         words = _WORD.findall(text.lower())
