@@ -142,6 +142,8 @@ class TestOptions:
             ({"block_size": 8}, "without block_size"),
             ({"ema_decay": 0.9}, "has no ema_decay"),
             ({"unsafe_diagnostics": True}, "has no unsafe_diagnostics"),
+            ({"flip": True}, "has no flip"),
+            ({"augmentation_multiplicity": 2}, "has no augmentation_multiplicity"),
         ],
     )
     def test_what_has_no_meaning_is_refused(self, tmp_path, others, message):

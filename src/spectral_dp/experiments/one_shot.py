@@ -165,6 +165,11 @@ def _refuse(settings: ResolvedSettings, model: nn.Module) -> None:
             f"method {settings.method} makes a linear head of cached features, not {settings.model}: use model linear, "
             "with features, and without block_size"
         )
-    unavailable = {"ema_decay": settings.ema_decay > 0, "unsafe_diagnostics": settings.unsafe_diagnostics}
+    unavailable = {
+        "ema_decay": settings.ema_decay > 0,
+        "unsafe_diagnostics": settings.unsafe_diagnostics,
+        "flip": settings.flip,
+        "augmentation_multiplicity": settings.augmentation_multiplicity > 1,
+    }
     if asked := [name for name, is_asked in unavailable.items() if is_asked]:
         raise SettingsError(f"method {settings.method} takes no steps, so it has no {', '.join(asked)}: leave out")

@@ -144,8 +144,8 @@ class _Options:
 
     model: str = _model(
         "model1",
-        "Network: model1, lenet5, model2, model3; on features linear, cnn, cnn-small, scatter-linear, scatter-cnn; or "
-        "your own as package.module:factory.",
+        "Network: model1, lenet5, model2, model3; on features linear, cnn, cnn-small, scatter-linear, scatter-cnn, "
+        "transfer1 to transfer3; or your own as package.module:factory.",
     )
     activation: Literal["tanh", "relu"] | None = _model(None, "Activation function; tanh where the model has a choice.")
     block_size: int | None = _model(

@@ -1,4 +1,4 @@
-"""The paper's networks on images (``networks``) and heads on features (``scattering``), by name (``registry``).
+"""The paper's networks on images (``networks``), heads on features (``scattering``, ``transfer``), ``registry``.
 
 The command line and user code share the registry: ``register_model`` adds a network, and ``build`` makes one, in its
 dense or in its block-circulant form.
@@ -7,6 +7,7 @@ dense or in its block-circulant form.
 from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
 from spectral_dp.models.registry import Entry, build, entry, register_model
 from spectral_dp.models.scattering import FeatureNetwork, ScatterCNN, ScatterLinear
+from spectral_dp.models.transfer import TransferHead
 
 __all__ = [
     "Activation",
@@ -18,6 +19,7 @@ __all__ = [
     "Model3",
     "ScatterCNN",
     "ScatterLinear",
+    "TransferHead",
     "build",
     "entry",
     "register_model",

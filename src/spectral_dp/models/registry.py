@@ -15,6 +15,7 @@ from spectral_dp.import_paths import imported_factory
 from spectral_dp.layers import BlockCirculantLinear, convert_linear
 from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
 from spectral_dp.models.scattering import ScatterCNN, ScatterLinear
+from spectral_dp.models.transfer import Transfer1, TransferHead
 
 Factory = Callable[..., nn.Module]
 Reads = Literal["images", "features"]
@@ -109,6 +110,10 @@ def build(
     return model
 
 
+# The paper's settings: of blocks of 16 and of 10, eight coefficients each are kept. It gives none for Transfer1.
+_TRANSFER = {"block_size": 16, "last_block_size": 10, "layer_ratios": {"fc1": 0.5, "fc2": 0.2}}
+_TRANSFER1 = {"block_size": 8, "last_block_size": 10, "linear_ratio": 0.2}
+
 # What measurement supports (see results/): filter dense layers over the image that feeds them, tie the others in
 # blocks where they are many, and leave small convolution kernels alone. On LeNet-5 that neither costs nor gains.
 register_model("model1", Model1, spectral={"block_size": 8, "dense_layers": ["fc1"], "layer_ratios": {"fc1": 0.8}})
@@ -120,3 +125,6 @@ register_model("cnn", partial(ScatterCNN, large=True), reads="features")
 register_model("cnn-small", partial(ScatterCNN, large=False), reads="features")
 register_model("scatter-linear", ScatterLinear, reads="features", features="scattering")
 register_model("scatter-cnn", ScatterCNN, reads="features", features="scattering")
+register_model("transfer1", Transfer1, reads="features", features="resnet18", spectral=_TRANSFER1)
+register_model("transfer2", TransferHead, reads="features", features="resnet18", spectral=_TRANSFER)
+register_model("transfer3", TransferHead, reads="features", features="resnet18", spectral=_TRANSFER)

@@ -117,7 +117,7 @@ class FeatureNetwork(nn.Module):
         extractor: Extractor,
         stages: Sequence[Extractor],
         head: nn.Module,
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         *,
         mirrored: bool = False,
     ) -> None:
