@@ -10,6 +10,7 @@ from torch import nn
 
 from spectral_dp.accounting import Ledger, gaussian_epsilon
 from spectral_dp.experiments import trainer
+from spectral_dp.experiments.audit_target import target_from_run
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
 from spectral_dp.experiments.settings import Settings, SettingsError
 from spectral_dp.features import register_extractor, registry
@@ -70,6 +71,14 @@ class TestRun:
         layer.load_state_dict({name: weights[f"fc.{name}"] for name in ("weight", "bias")})
         found = layer(dataset.test_images[:].float().flatten(1)).argmax(1)
         assert (found == dataset.test_labels).float().mean() == pytest.approx(summary["heldout_accuracy"])
+
+    def test_a_finished_run_can_be_audited(self, tmp_path, method):
+        """What it claims is what its statement says, no more and no less."""
+        summary, directory = run(tmp_path, settings(method))
+        claim = target_from_run(directory.path).claim
+        assert (claim.steps, claim.sample_rate) == (1, 1.0)
+        assert claim.stated_epsilon == summary["epsilon"]
+        assert claim.total_epsilon == pytest.approx(summary["epsilon"], rel=1e-6)
 
     def test_a_finished_run_is_not_released_again(self, tmp_path, method):
         chosen = settings(method)

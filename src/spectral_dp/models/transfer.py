@@ -2,9 +2,9 @@
 
 - ``transfer1`` retrains "only a hidden layer with 1000 units and a softmax layer".
 - ``transfer2`` and ``transfer3`` have dense layers of 160 units and of the classes, block-circulant with blocks of 16
-  and 10, of which 8 coefficients each are kept. The paper also trains the last two and the last four convolutions of the
-  ResNet-18 there. These are layers of the backbone (``spectral_dp.pretrained.train_only``), and frozen where features
-  are cached: here both are the same head.
+  and 10, of which 8 coefficients each are kept. The paper also trains the last two and the last four convolutions of
+  its ResNet-18 there. These are layers of the backbone (``spectral_dp.pretrained.train_only``), and frozen where
+  features are cached: here both are the same head.
 """
 
 from __future__ import annotations
