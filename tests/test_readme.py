@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
         ("docs/audit.md", "no violation found"),
         ("docs/pretrained.md", ""),
         ("docs/priors.md", "nothing of it is released or charged"),
+        ("docs/transfer.md", "Linear(in_features=512"),
     ],
 )
 def test_python_examples_run(page, prints, capsys, tmp_path):

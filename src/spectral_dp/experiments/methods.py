@@ -24,6 +24,7 @@ from spectral_dp.experiments.method import Batch, Method, TrainingData
 from spectral_dp.experiments.one_shot import OneShotMethod
 from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
+from spectral_dp.features import FeatureDataset
 from spectral_dp.training.engine import PrivacyEngine
 from spectral_dp.training.optimizer import PrivateOptimizer
 
