@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from spectral_dp.features import DictionarySettings, FeatureError, Patches, PatchResponses, extract_features
+from spectral_dp.features import (
+    DictionarySettings,
+    FeatureError,
+    ImageFacts,
+    Patches,
+    PatchResponses,
+    build_extractor,
+    extract_features,
+)
 from spectral_dp.features.patches import _bounds
 from spectral_dp.priors import PRIORS, DeadLeaves, generate_images, get_prior
 from spectral_dp.priors.dictionary import learn_dictionary
@@ -185,3 +193,21 @@ def test_cells_cover_all_positions_and_are_symmetric(size):
         bounds = _bounds(size, cells)
         assert {i for a, b in bounds for i in range(a, b)} == set(range(size))
         assert [(size - b, size - a) for a, b in reversed(bounds)] == bounds
+
+
+COLOUR = ImageFacts((3, 32, 32), (0.5,) * 3, (0.25,) * 3)
+
+
+def test_patches_are_known_by_name_with_options():
+    assert build_extractor("patches", COLOUR) == Patches()
+    options = {"patch": "6+8+4/2", "atoms": 50, "cells": 2, "threshold": 0.25, "prior": "white-noise"}
+    dictionaries = (DictionarySettings(6, 50), DictionarySettings(8, 50), DictionarySettings(4, 50, 2))
+    assert build_extractor("patches", COLOUR, options) == Patches(dictionaries, "white-noise", 2, 0.25)
+    grey = ImageFacts((1, 28, 28), (0.1,), (0.3,))
+    assert build_extractor("patches", grey, {"patch": 7}).dictionaries == (DictionarySettings(7, 500),)
+
+
+@pytest.mark.parametrize("patch", ["six", "/2", "6+", "6/half", "6,8", 1])
+def test_sizes_that_cannot_be_read_are_refused_with_the_form(patch):
+    with pytest.raises(FeatureError, match=r"write 6, 6/2, or several as 6\+8"):
+        build_extractor("patches", COLOUR, {"patch": patch})

@@ -28,6 +28,7 @@ def features_command(
     scattering: Annotated[
         bool, typer.Option("--scattering", help="Wavelet scattering, two scales, eight angles, order two unless said.")
     ] = False,
+    prior: Annotated[str | None, typer.Option(metavar="NAME", help="Features from generated images: patches.")] = None,
     backbone: Annotated[
         str | None, typer.Option(metavar="NAME", help="A pretrained network; `spectral-dp weights list` has them.")
     ] = None,
@@ -62,6 +63,7 @@ def features_command(
     spectral-dp features cifar10 --scattering
     spectral-dp features cifar10 --scattering --mirrored --jobs 2
     spectral-dp features mnist --features scattering --feature-option scales=1
+    spectral-dp features cifar10 --prior patches
     spectral-dp features cifar10 --backbone efficientnet-lite0 --image-size 128
     """  # noqa: D301  (\b is for click: keep these lines as they are)
     with plain_errors():
@@ -72,7 +74,7 @@ def features_command(
         from spectral_dp.pretrained import NAMES
 
         scattered = "scattering" if scattering else None
-        name = _one_name({"--features": features, "--scattering": scattered, "--backbone": backbone})
+        name = _one_name({"--features": features, "--scattering": scattered, "--prior": prior, "--backbone": backbone})
         options: dict[str, Any] = dict(named_values(feature_option or []))
         images = load_dataset(dataset, path=data_path, cache=cache)
         if name in NAMES:  # resizes images itself, so that the cache is of the data set as published

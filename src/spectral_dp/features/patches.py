@@ -16,7 +16,7 @@ so that they never leave the processor's cache, and of both signs only sums are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
+from spectral_dp.features.registry import ImageFacts, register_extractor
 from spectral_dp.priors import ImagePrior, get_prior
 from spectral_dp.priors.dictionary import learn_dictionary, shrunk
 from spectral_dp.priors.patches import normalised_patches
@@ -208,3 +209,53 @@ def _bounds(size: int, cells: int) -> list[tuple[int, int]]:
     That is symmetric, which the mirror image needs. Where cells do not divide the size, neighbours share a row.
     """
     return [(size * i // cells, -(-size * (i + 1) // cells)) for i in range(cells)]
+
+
+def patches_of(
+    images: ImageFacts,
+    *,
+    patch: int | str | None = None,
+    atoms: int | None = None,
+    cells: int | None = None,
+    threshold: float | None = None,
+    prior: str | None = None,
+) -> Patches:
+    """Returns the patches for some images; what is not given is as :meth:`Patches.for_images` has it.
+
+    Args:
+        images: Public facts of the images.
+        patch: Side of a patch. Several dictionaries are written with plus signs, and patches of images that are made
+            smaller with the factor: ``"6+8+6/2"`` has patches of 6 and of 8, and of 6 in images of half the size.
+        atoms: Number of atoms of each dictionary.
+        cells: Number of cells along each side of the grid.
+        threshold: Responses of smaller size count as zero.
+        prior: The prior of the generated images.
+    """
+    usual = Patches.for_images(images.shape)
+    (first,) = usual.dictionaries
+    dictionaries = tuple(
+        _dictionary(str(part), first.atoms if atoms is None else atoms)
+        for part in str(first.size if patch is None else patch).split("+")
+    )
+    given = {"cells": cells, "threshold": threshold, "prior": prior}
+    return replace(
+        usual, dictionaries=dictionaries, **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _dictionary(text: str, atoms: int) -> DictionarySettings:
+    size, _, shrink = text.partition("/")
+    try:
+        return DictionarySettings(int(size), atoms, int(shrink or 1))
+    except ValueError as error:
+        raise FeatureError(
+            f"patch {text!r} is no size of patches: write 6, 6/2, or several as 6+8 ({error})"
+        ) from error
+
+
+register_extractor(
+    "patches",
+    patches_of,
+    assumption="responses to patches of generated images, for which no record was read",
+    settings={"feature_norm": "group", "feature_groups": 40},
+)
