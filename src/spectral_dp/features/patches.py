@@ -16,7 +16,7 @@ so that they never leave the processor's cache, and of both signs only sums are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -237,9 +237,11 @@ def patches_of(
         _dictionary(str(part), first.atoms if atoms is None else atoms)
         for part in str(first.size if patch is None else patch).split("+")
     )
-    given = {"cells": cells, "threshold": threshold, "prior": prior}
-    return replace(
-        usual, dictionaries=dictionaries, **{name: value for name, value in given.items() if value is not None}
+    return Patches(
+        dictionaries,
+        usual.prior if prior is None else prior,
+        usual.cells if cells is None else cells,
+        usual.threshold if threshold is None else threshold,
     )
 
 
