@@ -68,6 +68,22 @@ class Ledger:
         self.__dict__ |= state
         self._become_a_writer()  # a copy records releases of its own
 
+    @property
+    def signature(self) -> tuple[str, str]:
+        """The identity of this ledger, and the name under which this object records releases."""
+        return self.identity, self._writer
+
+    def sign_as(self, signature: tuple[str, str]) -> None:
+        """Makes this ledger a copy of another one that records the *same* releases from now on, in another process.
+
+        Raises:
+            ValueError: If this ledger already lists releases of another run.
+        """
+        identity, writer = signature
+        if self.steps and identity != self.identity:
+            raise ValueError(f"this ledger lists steps of run {self.identity[:8]}, so it is none of run {identity[:8]}")
+        self.identity, self._writer, self._process = _checked_hex(identity, 16), _checked_hex(writer, 8), os.getpid()
+
     def record(self, noise_multiplier: float, sample_rate: float, steps: int = 1) -> None:
         """Appends ``steps`` releases with the same parameters to the ledger.
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -160,6 +161,17 @@ def add_noise(
         raise ValueError(f"noise of infinite scale: set a finite clipping bound (it is {clipped.max_norm})")
     drawn = noise.normal(value.shape, dtype=value.dtype, device=value.device)
     return torch.add(value, drawn, alpha=scale, out=drawn)
+
+
+#: A function that adds noise to several clipped values. Its arguments are those of :func:`add_noise_to_each`.
+NoisySums: TypeAlias = Callable[[Iterable[Clipped], float, NoiseSource, Relation], Iterator[Tensor]]
+
+
+def add_noise_to_each(
+    values: Iterable[Clipped], noise_multiplier: float, noise: NoiseSource, relation: Relation
+) -> Iterator[Tensor]:
+    """Yields each clipped value plus noise, by :func:`add_noise`. A value is asked for when its turn comes."""
+    return (add_noise(clipped, noise_multiplier, noise, relation) for clipped in values)
 
 
 def _plan(

@@ -35,6 +35,9 @@ class Coins(ABC):
     #: The seed that reproduces the tosses, or None if they cannot be reproduced. A checkpoint stores it.
     seed: int | None = None
 
+    #: The fraction of the records that this source tosses coins for; the others take no part in its batches.
+    share: float = 1.0
+
     @abstractmethod
     def tosses(self, size: int, sample_rate: float, epoch: int, first_step: int) -> Iterator[NDArray[np.intp]]:
         """Yields, for each step of an epoch from ``first_step`` on, the indices of the records that take part in it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,7 @@ def require_compatible(
             parameters of another model.
         TypeError: If the data loader is not a ``torch.utils.data.DataLoader``.
     """
+    _refuse_wrapped(module)
     validate(module)
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError("the model has no trainable parameter: unfreeze one with requires_grad_(True)")
@@ -38,6 +40,37 @@ def require_compatible(
             )
     if data_loader is not None and not isinstance(data_loader, DataLoader):
         raise TypeError(f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}")
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    """Raises ``ValueError`` for models that torch wraps or shards for several processes."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    shards = _classes("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
+    for name, part in module.named_modules():
+        what = f"the model is a {type(part).__name__}" if not name else f"{name!r} is a {type(part).__name__}"
+        if isinstance(part, wrappers):
+            raise ValueError(
+                f"{what}, which averages gradients that are neither clipped nor noised: give make_private the module "
+                "that it wraps (model.module) and an optimizer of its parameters. With an initialised process group "
+                "make_private itself trains on all processes, and nothing else is needed"
+            )
+        if isinstance(part, shards):
+            raise ValueError(
+                f"{what}, whose parameters are spread over processes: this is not supported, because the rule of a "
+                "layer needs its whole weight. Give make_private the plain model, which must fit into each process"
+            )
+    spread = _classes("torch.distributed.tensor", "DTensor")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, spread):
+            raise ValueError(
+                f"the parameter {name!r} is spread over processes, which is not supported: give make_private the model "
+                "before it is parallelised. It must fit into each process"
+            )
+
+
+def _classes(module: str, *names: str) -> tuple[type, ...]:
+    """Returns classes of a module. If nobody has imported it, which takes seconds, no object is of these classes."""
+    return tuple(getattr(sys.modules[module], name) for name in names) if module in sys.modules else ()
 
 
 def check_criterion(criterion: Any, loss_reduction: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Required, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,6 +29,10 @@ from spectral_dp.training.coins import Coins, SecureCoins, SeededCoins
 from spectral_dp.training.compatibility import check_criterion, require_compatible
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.criterion import GhostMode, PlainMode, PrivateCriterion, check_mode
+from spectral_dp.training.distributed.joining import release_facts, share_ledger, share_model, stop_together
+from spectral_dp.training.distributed.ranks import Ranks, current_ranks
+from spectral_dp.training.distributed.shard import ShardCoins
+from spectral_dp.training.distributed.shares import RankNoise, SharedNoise, add_noise_alone
 from spectral_dp.training.loaders import private_loader
 from spectral_dp.training.optimizer import LossReduction, PrivateOptimizer
 from spectral_dp.training.rehearsal import Rehearsal
@@ -41,6 +45,7 @@ from spectral_dp.training.schedulers import (
     scheduler_states,
 )
 
+Value = TypeVar("Value")
 PrivateLoader: TypeAlias = PoissonLoader | CountingLoader
 PrivateParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateLoader]
 GhostParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateCriterion, PrivateLoader]
@@ -115,6 +120,7 @@ class PrivacyEngine:
             self._noise = SeededNoise(seed, reproducibility_over_privacy=reproducibility_over_privacy)
             self._coins = SeededCoins(seed, reproducibility_over_privacy=reproducibility_over_privacy)
         self._run: Run | None = None
+        self._ranks: Ranks | None = None  # the processes that train together, if there are several
 
     @overload
     def make_private(
@@ -151,6 +157,10 @@ class PrivacyEngine:
         rand_on_empty: bool = False,
     ) -> PrivateParts | GhostParts:
         """Makes a model, an optimizer and a data loader private.
+
+        If ``torch.distributed.init_process_group`` was called before, all processes of the group train together: each
+        calls this with the same arguments, rank 0 gives its parameters to the others, and each gets the batches of its
+        shard of the records. The batch size is still that of the whole run (see ``docs/distributed.md``).
 
         Args:
             module: The model. It must treat samples independently.
@@ -213,30 +223,38 @@ class PrivacyEngine:
                 "samples must be numbered by the first dimension: use batch_first=True, and layers likewise"
             )
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        ranks = current_ranks()
+        if ranks is not None:
+            share_model(ranks, module)
         spectral = spectral or SpectralConfig.dpsgd()
         loader = private_loader(
             data_loader,
             poisson_sampling=poisson_sampling,
             sample_rate=sample_rate,
             relation=self._relation,
-            coins=self._coins,
+            coins=self._coins if ranks is None else ShardCoins(self._coins, ranks.rank, ranks.size),
             max_physical_batch_size=max_physical_batch_size,
         )
         gradients = ModelGradients(module, spectral.layer_configs(module))
         policy = clipping_policy(clipping, max_grad_norm, noise_allocation)
         books = Bookkeeping(self.accountant.ledger, loader.sample_rate, budget)
+
+        def facts() -> dict[str, object]:
+            return release_facts(gradients.named_parameters, books.ledger, private.steps, private.hyperparameters())
+
         private = PrivateOptimizer(
             optimizer,
             gradients,
             clipping=policy,
             noise_multiplier=noise_multiplier,
             expected_batch_size=loader.expected_batch_size,
-            noise=self._noise,
+            noise=self._noise if ranks is None or self._noise.is_private else RankNoise(self._noise, ranks.rank),
             loss_reduction=loss_reduction,
             relation=self._relation,
             views=augmentation_multiplicity,
             current_batch=loader.require_current,
             before_release=books.record,
+            noisy_sums=add_noise_alone if ranks is None else SharedNoise(ranks, facts),
         )
         gradients.expect(lambda: None if loader.current is None else loader.current.size * augmentation_multiplicity)
         loader.settle = private.require_taken
@@ -249,7 +267,9 @@ class PrivacyEngine:
                 are_alike=loader.collate_fn is default_collate,
                 with_empty_batch=isinstance(loader, PoissonLoader) and loader.may_be_empty,
             ).batches
-        self._run = Run(books, private, loader, spectral)
+        self._run, self._ranks = Run(books, private, loader, spectral), ranks
+        if ranks is not None:
+            self._join(ranks, self._run)
         return (module, private, loader) if loss is None else (module, private, loss, loader)
 
     @overload
@@ -342,15 +362,20 @@ class PrivacyEngine:
             coins=self._coins,
         )
         rate, steps = loader.sample_rate, math.ceil(round(epochs * len(loader), 6))  # 0.7 of ten are seven
-        sigma = accounting.calibrate_noise(
-            target_epsilon,
-            target_delta,
-            rate,
-            steps,
-            accountant=self.accountant.name,
-            relation=self._relation,
-            beside=other_releases,
-        )
+
+        def calibrated() -> float:
+            return accounting.calibrate_noise(
+                target_epsilon,
+                target_delta,
+                rate,
+                steps,
+                accountant=self.accountant.name,
+                relation=self._relation,
+                beside=other_releases,
+            )
+
+        self._ranks = current_ranks()
+        sigma = self._of_first(calibrated, "the calibration of the noise")
         make: Callable[..., PrivateParts | GhostParts] = self.make_private
         result = make(
             module=module,
@@ -433,7 +458,7 @@ class PrivacyEngine:
         """Saves model, optimizer, ledger, filters, sampler position and privacy settings in one file, atomically.
 
         If a logical step is not complete, its sums are not saved, because they carry no noise yet. The resumed run
-        draws that step again.
+        draws that step again. If several processes train together, rank 0 writes the file, and the others do nothing.
 
         Args:
             path: The file to write.
@@ -451,6 +476,8 @@ class PrivacyEngine:
         """
         run = self._require_run()
         run.require_own(module, optimizer)
+        if self._ranks is not None and not self._ranks.is_first:
+            return
         schedulers = {"noise_scheduler": noise_scheduler, "grad_clip_scheduler": grad_clip_scheduler}
         state = run.state_dict(module) | {"schedulers": scheduler_states(schedulers, run.optimizer)}
         state["extra"] = dict(checkpoint_dict or {})
@@ -471,7 +498,9 @@ class PrivacyEngine:
         """Restores a checkpoint into a run that was made private with the same settings.
 
         Call it right after :meth:`make_private`. Noise multiplier and clipping bounds continue with their last values.
-        :class:`~spectral_dp.training.run.Run` states what is guaranteed, and what a file cannot show.
+        :class:`~spectral_dp.training.run.Run` states what is guaranteed, and what a file cannot show. If several
+        processes train together, all of them call it, and rank 0 reads the file for all. There may be more or fewer of
+        them than when it was saved.
 
         Args:
             path: The file that :meth:`save_checkpoint` wrote.
@@ -494,7 +523,7 @@ class PrivacyEngine:
         run = self._require_run()
         run.require_own(module, optimizer)
         schedulers = {"noise_scheduler": noise_scheduler, "grad_clip_scheduler": grad_clip_scheduler}
-        state = checkpoint.load(path, **(torch_load_kwargs or {}))
+        state = self._of_first(lambda: checkpoint.load(path, **(torch_load_kwargs or {})), "load_checkpoint")
         saved = state.get("schedulers", {})
         require_same_schedulers(saved, scheduler_states(schedulers, run.optimizer))
         run.load_state_dict(state, module)
@@ -515,6 +544,19 @@ class PrivacyEngine:
         run = self._require_run()
         run.require_own(module, None)
         run.load_state_dict(checkpoint.unsealed(state, "this state"), module)
+
+    def _join(self, ranks: Ranks, run: Run) -> None:
+        """Begins a run together with the other ranks."""
+        books, settings = run.books, {**run.settings(), "seed": self._coins.seed, "accountant": self.accountant.name}
+        settings["records"] = len(run.loader.dataset)  # type: ignore[arg-type]
+        share_ledger(ranks, books.ledger, settings)
+        run.loader.stop_when = stop_together(
+            ranks, lambda: books.budget is not None and books.budget.stop, run.must_stop
+        )
+
+    def _of_first(self, make: Callable[[], Value], place: str) -> Value:
+        """Returns what a function returns on rank 0, or just what it returns if there is one process."""
+        return make() if self._ranks is None else self._ranks.of_first(make, place)
 
     def _require_run(self) -> Run:
         if self._run is None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 from spectral_dp.accounting.privacy_loss import checked
 from spectral_dp.relations import Relation
@@ -22,6 +29,12 @@ def private_loader(
     max_physical_batch_size: int | None = None,
 ) -> PoissonLoader | CountingLoader:
     """Returns the loader to train with. The arguments are those of ``PrivacyEngine.make_private``."""
+    if isinstance(data_loader.sampler, DistributedSampler):
+        raise ValueError(
+            "a DistributedSampler would choose the records of each process a second time: make the DataLoader with "
+            "batch_size (of all processes together) and shuffle only. With an initialised process group each process "
+            "draws from its own shard of the records"
+        )
     if poisson_sampling:
         if sample_rate is not None:
             raise ValueError("sample_rate is the batch size over the number of records: leave it out, or do not sample")
@@ -34,6 +47,11 @@ def private_loader(
         )
     if isinstance(data_loader, PoissonLoader):
         raise ValueError("the loader samples by Poisson already: leave poisson_sampling and sample_rate out")
+    if coins.share < 1:
+        raise ValueError(
+            "several processes train together with poisson_sampling=True only: without it, each of them would take the "
+            "same records from its loader"
+        )
     _check_loader_as_it_is(data_loader, checked("sample_rate", sample_rate), relation)
     if max_physical_batch_size is not None:
         raise ValueError("max_physical_batch_size needs poisson_sampling=True: the loader makes its own batches")

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.mechanism.clipping import Clipped, Clipping, NonFiniteWarning
 from spectral_dp.mechanism.noise import NoiseSource
-from spectral_dp.mechanism.perturbation import add_noise
+from spectral_dp.mechanism.perturbation import NoisySums, add_noise_to_each
 from spectral_dp.relations import Relation
 from spectral_dp.training.opacus_names import OpacusNames
 from spectral_dp.training.release_plan import ReleasePlan, plan_release
@@ -74,6 +74,8 @@ class PrivateOptimizer(OpacusNames, Optimizer):
             :meth:`step` is a logical step.
         before_release: A function that is called with the plan of each release before the release happens. It enters
             the release in the ledger, so that none can happen without an entry.
+        noisy_sums: A function that adds noise to all sums of a release. If several processes train together, it also
+            adds the sums of the others (see ``distributed/``).
 
     Attributes:
         rehearsal: A function that receives what the batches of a rehearsal recorded, or None if no rehearsal is left.
@@ -94,6 +96,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         views: int = 1,
         current_batch: Callable[[], PhysicalBatch | None] = lambda: None,
         before_release: Callable[[ReleasePlan], None] = lambda plan: None,
+        noisy_sums: NoisySums = add_noise_to_each,
     ) -> None:
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction must be 'mean' or 'sum', as the loss is made, got {loss_reduction!r}")
@@ -114,6 +117,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self.rehearsal: Callable[[list[RecordedBatch]], None] | None = None
         self._current_batch = current_batch
         self._before_release = before_release
+        self._noisy_sums = noisy_sums
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._logical_step: tuple[int, int] | None = None
         self._consumed: PhysicalBatch | None = None
@@ -306,15 +310,16 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._check_planned(plan)
         self._before_release(plan)
         sums, self._sums, self._pieces = self._sums, {}, 0
-        for block in plan.blocks:
-            for planned in block.parameters:
-                parameter = parameters[planned.name]
-                value = sums.pop(parameter) if parameter in sums else self.gradients.zeros(parameter)
-                noisy = add_noise(Clipped(value, block.max_norm), plan.noise_multiplier, self.noise, plan.relation)
-                self.gradients.observe(parameter, noisy, block.noise_std)
-                gradient = self.gradients.gradient(parameter, noisy) / plan.expected_batch_size
-                parameter.grad = gradient.to(parameter.dtype)
-                self._released[parameter] = (parameter.grad, parameter.grad._version)
+        planned = [(block, parameters[each.name]) for block in plan.blocks for each in block.parameters]
+        clipped = (
+            Clipped(sums.pop(p) if p in sums else self.gradients.zeros(p), block.max_norm) for block, p in planned
+        )
+        released = self._noisy_sums(clipped, plan.noise_multiplier, self.noise, plan.relation)
+        for (block, parameter), noisy in zip(planned, released, strict=True):
+            self.gradients.observe(parameter, noisy, block.noise_std)
+            gradient = self.gradients.gradient(parameter, noisy) / plan.expected_batch_size
+            parameter.grad = gradient.to(parameter.dtype)
+            self._released[parameter] = (parameter.grad, parameter.grad._version)
         self.steps += 1
         self.gradients.begin_step(self.steps)
 
@@ -362,7 +367,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         A learning rate that follows the pieces would tell how many there were, without noise, in what it makes of the
         weights.
         """
-        now = (self.clipping, self.noise_multiplier, tuple(map(id, self.gradients.trained)), self._hyperparameters())
+        now = (self.clipping, self.noise_multiplier, tuple(map(id, self.gradients.trained)), self.hyperparameters())
         if self._sums and now != self._bounded_by:
             raise RuntimeError(
                 "clipping, noise, the learning rate, or what is trained, was changed within a logical step: how many "
@@ -371,8 +376,8 @@ class PrivateOptimizer(OpacusNames, Optimizer):
             )
         self._bounded_by = now
 
-    def _hyperparameters(self) -> list[tuple[str, Any]]:
-        """The learning rate and the other numbers in the parameter groups, as they are now."""
+    def hyperparameters(self) -> list[tuple[str, Any]]:
+        """Returns the learning rate and the other numbers in the parameter groups, as they are now."""
         return [
             (name, value.tolist() if isinstance(value, Tensor) else value)
             for group in self.param_groups

@@ -221,7 +221,7 @@ class PoissonLoader(_HandsOut):
     @property
     def may_be_empty(self) -> bool:
         """Whether batches are so small that a run may well draw an empty one."""
-        return self._batch_size < _RARELY_EMPTY
+        return self._batch_size * self.coins.share < _RARELY_EMPTY
 
     @property
     def sample_rate(self) -> float:
