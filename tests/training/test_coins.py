@@ -1,14 +1,13 @@
 """The law of Poisson sampling, through the loader that hands the batches out; and checks that reject other laws."""
 
 import itertools
-import math
 import os
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from tests.support.poisson import poisson_p_values, table
 from torch.utils.data import DataLoader, TensorDataset
 
 from spectral_dp import PrivacyEngine
@@ -21,35 +20,6 @@ N, Q = 300, 0.1
 
 def seeded(seed=0):
     return SeededCoins(seed, reproducibility_over_privacy=True)
-
-
-def poisson_p_values(drawn, q):
-    """Two-sided p-values of what Poisson sampling says about a (steps, records) table of draws."""
-    steps, size = drawn.shape
-    x = (drawn - q) / math.sqrt(q * (1 - q))  # independent, mean 0, variance 1
-
-    def chi_square(sums, count):
-        lower = stats.chi2.cdf((sums**2).sum() / count, len(sums))
-        return 2 * min(lower, 1 - lower)
-
-    def normal(products):
-        return 2 * stats.norm.sf(abs(products.sum()) / math.sqrt(products.size))
-
-    return {
-        "rate": normal(x),
-        "inclusions of each record": chi_square(x.sum(0), steps),
-        "size of each batch": chi_square(x.sum(1), size),
-        "consecutive steps": normal(x[1:] * x[:-1]),
-        "steps an epoch apart": normal(x[10:] * x[:-10]),
-        "neighbouring records": normal(x[:, 1:] * x[:, :-1]),
-    }
-
-
-def table(batches, size):
-    drawn = np.zeros((len(batches), size))
-    for row, batch in zip(drawn, batches, strict=True):
-        np.add.at(row, np.asarray(batch, dtype=int), 1)
-    return drawn
 
 
 def drawn_by_a_loader(coins, size=N, batch_size=N * Q, steps=600):

@@ -50,12 +50,13 @@ class Attendance:
     def explanation(self) -> str:
         """Returns what is known of the other ranks after an operation failed."""
         try:
+            behind = {rank: status for rank, status in self._others().items() if self._is_behind(status)}
             self._here = self._here._replace(has_noticed=True)
             self._write()
             until = time.monotonic() + GRACE
-            while (found := self._silent()) and time.monotonic() < until and not self._causes():
+            while not (causes := self._causes()) and not behind and self._silent() and time.monotonic() < until:
                 time.sleep(_POLL)
-            causes = self._causes()
+            silent = self._silent()
         except Exception as error:  # stores raise several kinds
             return (
                 f"the store of the group cannot be reached, either ({type(error).__name__}): the process that holds "
@@ -63,21 +64,23 @@ class Attendance:
             )
         if causes:
             return "; ".join(f"rank {rank} ended with {cause}" for rank, cause in causes.items())
-        behind = [f"rank {rank} ({_whereabouts(status)})" for rank, status in found.items() if self._is_behind(status)]
         if behind:
-            return f"{', '.join(behind)} did not arrive: it was killed, or is too slow, or its loop went another way"
-        if found:
-            return f"{', '.join(f'rank {rank}' for rank in found)} was lost during the operation, and says nothing more"
+            named = ", ".join(f"rank {rank} ({_whereabouts(status)})" for rank, status in behind.items())
+            return f"{named} did not arrive: it was killed, or is too slow, or its loop went another way"
+        if silent:
+            return f"{', '.join(f'rank {rank}' for rank in silent)} was lost during the operation, and says nothing more"
         return "all ranks arrived, so the network between them failed"
 
     def _write(self) -> None:
         reached, place, has_noticed = self._here
         self._store.set(f"at {self._rank}", f"{reached} {int(has_noticed)} {place}")
 
-    def _silent(self) -> dict[int, _Status | None]:
-        """Returns the other ranks that have not noticed the failure, with where they were seen last."""
-        seen = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
-        return {rank: status for rank, status in seen.items() if status is None or not status.has_noticed}
+    def _others(self) -> dict[int, _Status | None]:
+        return {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
+
+    def _silent(self) -> list[int]:
+        """Returns the other ranks that have not noticed the failure."""
+        return [rank for rank, status in self._others().items() if status is None or not status.has_noticed]
 
     def _read(self, rank: int) -> _Status | None:
         if not self._store.check([f"at {rank}"]):

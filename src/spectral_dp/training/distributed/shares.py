@@ -21,6 +21,9 @@ from spectral_dp.relations import Relation
 from spectral_dp.training.distributed.ranks import Ranks, current_ranks
 
 
+_ROUNDED_UP = 1e-12  # relative; more than the rounding of a square root and a quotient
+
+
 def add_noise_alone(
     sums: Iterable[Clipped], noise_multiplier: float, noise: NoiseSource, relation: Relation
 ) -> Iterator[Tensor]:
@@ -84,7 +87,7 @@ class NoiseShare(NoiseSource):
 
     def __init__(self, noise: NoiseSource, ranks: int) -> None:
         self.is_private = noise.is_private
-        self._noise, self._scale = noise, math.nextafter(1 / math.sqrt(ranks), math.inf)  # rounded up
+        self._noise, self._scale = noise, (1 + _ROUNDED_UP) / math.sqrt(ranks)
 
     def normal(
         self,
