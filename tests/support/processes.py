@@ -2,7 +2,6 @@
 
 import datetime
 import importlib
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import distributed as dist
+
+from tests.support.killable_runs import started
 
 TIMEOUT = 60.0  # seconds that a function may take
 
@@ -53,13 +54,8 @@ class Processes:
         return found
 
     def _start(self, size):
-        context = multiprocessing.get_context("spawn")
         while len(self._workers) < size:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
+            self._workers.append(started(_serve))
 
     def _receive(self, rank):
         process, pipe = self._workers[rank]

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from tests.support import rank_programs
-from tests.support.accounting import epsilon
 from tests.support.private_runs import BATCH, N
 
 from spectral_dp import PrivacyEngine
-from spectral_dp.accounting import Ledger
+from spectral_dp.accounting import Ledger, epsilon
 
 PROGRAMS = "tests.support.rank_programs:"
 
