@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from spectral_dp.cli.options import JsonOption, QuietOption, print_result, with_settings
 from spectral_dp.cli.progress import INTERRUPTED, progress_bar
+from spectral_dp.experiments.launch import is_rank, run_ranks
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
@@ -26,6 +28,9 @@ def train_command(
         Path | None, typer.Option(help="Directory of the run (default: runs/DATASET-MODEL-METHOD-TIME).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes on this machine that train together, each on its shard of the data.")
+    ] = 1,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     or_begin: Annotated[bool, typer.Option("--or-begin", hidden=True)] = False,  # with --resume, for scripts
@@ -36,6 +41,7 @@ def train_command(
     spectral-dp train
     spectral-dp train --dataset mnist --model lenet5 --epsilon 2
     spectral-dp train --out runs/x --resume
+    spectral-dp train --dataset cifar10 --model model2 --processes 2
     """  # noqa: D301  (\b is for click: keep these lines as they are)
     from spectral_dp.experiments.run_directory import RunDirectory  # late: torch takes a second
 
@@ -48,12 +54,38 @@ def train_command(
     asked = Settings.from_dict(given, source="the settings")
     _warn_of_unused(asked, given)
     settings = asked.resolved()
+    if is_rank():
+        _train_as_rank(settings, RunDirectory(out or _default_directory(settings)), resume, as_json, quiet)
+        return
+    if processes > 1:
+        _train_as_ranks(settings, processes)
+        return
     directory = RunDirectory(out or _default_directory(settings))
     summary = _run(settings, directory, resume, quiet or as_json)
     print_result({"directory": str(directory.path), **summary}, _table(summary, directory.path), as_json)
 
 
+def _train_as_ranks(settings: ResolvedSettings, processes: int) -> None:
+    """Starts the same command several times, and ends as it ended."""
+    from spectral_dp.experiments.follower import refuse_for_ranks
+
+    refuse_for_ranks(settings)  # once, before each of them would say so
+    code = run_ranks([sys.executable, "-m", "spectral_dp", *sys.argv[1:]], processes)
+    if code:
+        raise typer.Exit(code)
+
+
+def _train_as_rank(settings: ResolvedSettings, directory: Any, resume: bool, as_json: bool, quiet: bool) -> None:
+    from spectral_dp.experiments.follower import process_group
+
+    with process_group(settings.device) as is_first:
+        summary = _run(settings, directory, resume, quiet or as_json or not is_first)
+    if is_first:
+        print_result({"directory": str(directory.path), **summary}, _table(summary, directory.path), as_json)
+
+
 def _run(settings: ResolvedSettings, directory: Any, resume: bool, quiet: bool) -> dict[str, Any]:
+    from spectral_dp.experiments.follower import run_on_ranks
     from spectral_dp.experiments.trainer import Interrupted, run
 
     title = f"{settings.dataset} {settings.model} {settings.method}"
@@ -68,7 +100,7 @@ def _run(settings: ResolvedSettings, directory: Any, resume: bool, quiet: bool) 
                     facts.append(f"epsilon {rounded_up(progress.epsilon)}")
                 update(total=progress.steps, completed=progress.step, facts=", ".join(facts))
 
-            return run(settings, directory, resume=resume, show=show)
+            return (run_on_ranks if is_rank() else run)(settings, directory, resume=resume, show=show)
     except (Interrupted, KeyboardInterrupt) as stop:
         typer.echo(f"{stop or 'stopped'}\ngo on with: spectral-dp train --out {directory.path} --resume", err=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save as safetensors_bytes
@@ -35,6 +35,9 @@ from spectral_dp.experiments.signals import handled_by
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
 from spectral_dp.features import FeatureDataset
 from spectral_dp.files import whole_file, write_json
+from spectral_dp.training.distributed.ranks import current_ranks
+
+Value = TypeVar("Value")
 
 #: The most of a run that a kill can cost where checkpoints within epochs are possible, in seconds.
 CHECKPOINT_EVERY = 300.0
@@ -75,7 +78,7 @@ def run(
         torch.set_num_threads(settings.threads)
     dataset = load_data(settings)
     with directory.claimed(settings, resume=resume):
-        if directory.is_finished:
+        if _of_first(lambda: directory.is_finished, "the beginning of the run"):
             return directory.summary()
         with stop_requests() as is_stopped:
             trainer = Trainer(settings, directory, dataset, show, is_stopped)
@@ -105,7 +108,7 @@ class Trainer:
         is_stopped: Callable[[], bool],
     ) -> None:
         self.settings, self.directory, self.dataset = settings, directory, dataset
-        self._show, self._is_stopped = show, is_stopped
+        self._show, self._is_stopped, self._ranks = show, is_stopped, current_ranks()
         network = build_network(settings, dataset.input_shape, dataset.classes)
         network = with_normalization(settings, network, dataset.input_shape)
         self.method = methods.start(settings, network, dataset)
@@ -122,7 +125,7 @@ class Trainer:
         self._epsilon = self.method.epsilon()
         self._accuracy: float | None = None
         self._next_accounting = 0.0  # when epsilon may be looked at again
-        self._tensorboard = _tensorboard(directory)
+        self._tensorboard = _tensorboard(directory) if self._ranks is None or self._ranks.is_first else None
 
     def run(self) -> dict[str, Any]:
         """Trains to the end."""
@@ -178,7 +181,7 @@ class Trainer:
             self._show(self._progress())
             if self.method.resumes_within_epochs and time.perf_counter() - self._saved >= CHECKPOINT_EVERY:
                 self._save()
-            if self._is_stopped():
+            if self._must_stop():
                 self._stop()
             began = time.perf_counter()
 
@@ -188,7 +191,8 @@ class Trainer:
         settings, multiplicity = self.settings, self.settings.augmentation_multiplicity
         if multiplicity > 1 or settings.flip or settings.shift:
             if self._augmentation is None:  # one for a logical step, whatever parts it comes in
-                self._augmentation = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
+                rank = self._ranks.rank if self._ranks is not None else 0  # others draw for other samples
+                self._augmentation = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step + (rank << 52))
             if isinstance(self.dataset, FeatureDataset):
                 images = self.dataset.augmented(images, multiplicity, self._augmentation)
             else:
@@ -255,20 +259,28 @@ class Trainer:
 
     def _resume(self) -> None:
         self._started = self._saved = time.perf_counter()
-        if not self.directory.checkpoint.exists():
-            self.directory.checked_metrics(None, None)
+        if not _of_first(self.directory.checkpoint.exists, "the search for a checkpoint"):
+            self._checked_metrics(None)
             return
         extra = self.method.load(self.directory.checkpoint)
         self.step = int(extra["step"])
         self._seconds, self._step_seconds = float(extra["seconds"]), float(extra["step_seconds"])
         if self._averaged is not None:
             self._averaged.load_state_dict(extra["average"])
-        rows = self.directory.checked_metrics(self.step, self.method.ledger)
+        rows = self._checked_metrics(self.step)
         self._accuracy = rows[-1]["heldout_accuracy"] if rows else None
         self._epsilon = self.method.epsilon()
         between_epochs = self.step == self.method.epoch * self.method.steps_per_epoch > 0
         if between_epochs and self._is_to_evaluate() and (not rows or rows[-1]["step"] < self.step):
             self._evaluate()  # it was killed between the two
+
+    def _checked_metrics(self, checkpoint_step: int | None) -> list[dict[str, Any]]:
+        return self.directory.checked_metrics(checkpoint_step, None if checkpoint_step is None else self.method.ledger)
+
+    def _must_stop(self) -> bool:
+        """Returns whether this process was told to stop, or another of those that train together."""
+        stopped = self._is_stopped()
+        return stopped if self._ranks is None else self._ranks.meet("the end of a step", flag=stopped).flag
 
     def _stop(self) -> None:
         if self.method.resumes_within_epochs:
@@ -335,6 +347,12 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 
     with handled_by(ask, signal.SIGINT, signal.SIGTERM):
         yield asked.is_set
+
+
+def _of_first(make: Callable[[], Value], place: str) -> Value:
+    """Returns what a function returns on the first rank, or just what it returns if there is one process."""
+    ranks = current_ranks()
+    return make() if ranks is None else ranks.of_first(make, place)
 
 
 def _peak_memory_mb() -> float:

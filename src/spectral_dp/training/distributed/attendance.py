@@ -68,7 +68,7 @@ class Attendance:
             named = ", ".join(f"rank {rank} ({_whereabouts(status)})" for rank, status in behind.items())
             return f"{named} did not arrive: it was killed, or is too slow, or its loop went another way"
         if silent:
-            return f"{', '.join(f'rank {rank}' for rank in silent)} was lost during the operation, and says nothing more"
+            return f"{', '.join(f'rank {rank}' for rank in silent)} was lost during the operation"
         return "all ranks arrived, so the network between them failed"
 
     def _write(self) -> None:

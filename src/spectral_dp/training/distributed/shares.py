@@ -20,7 +20,6 @@ from spectral_dp.mechanism.perturbation import add_noise, add_noise_to_each
 from spectral_dp.relations import Relation
 from spectral_dp.training.distributed.ranks import Ranks, current_ranks
 
-
 _ROUNDED_UP = 1e-12  # relative; more than the rounding of a square root and a quotient
 
 
