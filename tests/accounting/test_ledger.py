@@ -295,3 +295,22 @@ class TestLoading:
     def test_malformed_state_is_refused_for_what_is_wrong(self, change, reason):
         with pytest.raises(ValueError, match=f"not the state of a ledger: .*{reason}"):
             Ledger.from_state_dict(saved(ledger_of((1.0, 0.1, 10))) | change)
+
+
+def test_copies_that_sign_alike_stay_equal():
+    """The processes that train together record the same releases, and their ledgers are one."""
+    first, second = Ledger(), Ledger()
+    second.sign_as(first.signature)
+    for ledger in (first, second):
+        ledger.record(1.0, 0.1)
+    assert first == second
+    assert first.state_dict() == second.state_dict()
+
+
+def test_a_ledger_with_releases_of_its_own_is_no_copy_of_another():
+    ledger = Ledger()
+    ledger.record(1.0, 0.1)
+    with pytest.raises(ValueError, match="so it is none of run"):
+        ledger.sign_as(Ledger().signature)
+    ledger.sign_as((ledger.identity, "00" * 8))
+    assert ledger.steps == 1

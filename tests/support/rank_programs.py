@@ -1,5 +1,6 @@
 """What ranks do in tests: each function runs on every rank of a process group (see ``processes.py``)."""
 
+import math
 import os
 import signal
 import time
@@ -11,7 +12,10 @@ from torch import distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from spectral_dp import AdaptiveFilter, BlockCirculantLinear, PrivacyEngine, SpectralConfig
+from spectral_dp import AdaptiveFilter, BlockCirculantLinear, PrivacyEngine, SpectralConfig, models
+from spectral_dp.experiments import trainer
+from spectral_dp.experiments.follower import run_on_ranks
+from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.mechanism.clipping import Clipped
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.relations import Relation
@@ -315,3 +319,34 @@ def refused_setup(what):
         max_grad_norm=1.0,
         **options,
     )
+
+
+def training_run(settings, path, stop_at):
+    """Makes the run of a directory, or goes on with it. If ``stop_at`` is given, rank 1 is told to stop there."""
+
+    class Tiny(nn.Module):
+        def __init__(self, input_shape, classes):
+            super().__init__()
+            self.input_layouts = {"fc1": input_shape}
+            self.fc1, self.fc2 = nn.Linear(math.prod(input_shape), 16), nn.Linear(16, classes)
+
+        def forward(self, x):
+            return self.fc2(self.fc1(x.flatten(1)).tanh())
+
+    models.register_model("tiny", Tiny, spectral={"linear_ratio": 0.5})
+    trainer._tensorboard = trainer.draw_run = lambda directory: None
+    plain = trainer.Trainer._must_stop
+
+    def must_stop(self):
+        if stop_at == self.step and dist.get_rank() == 1:
+            self._is_stopped = lambda: True
+        return plain(self)
+
+    trainer.Trainer._must_stop = must_stop
+    try:
+        return run_on_ranks(settings, RunDirectory(path), resume=True)
+    except trainer.Interrupted as stopped:
+        return str(stopped)
+    finally:
+        trainer.Trainer._must_stop = plain
+        vars(models.registry)["_REGISTRY"].pop("tiny")

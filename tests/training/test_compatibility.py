@@ -72,3 +72,9 @@ def test_criteria_that_are_known_to_clip_at_the_wrong_scale(criterion, reduction
 )
 def test_other_criteria(criterion, reduction):
     check_criterion(criterion, reduction)
+
+
+def test_a_model_in_data_parallel_is_refused_with_what_to_write_instead():
+    for model in (nn.DataParallel(nn.Linear(2, 2)), nn.Sequential(nn.DataParallel(nn.Linear(2, 2)))):
+        with pytest.raises(ValueError, match=r"DataParallel, which averages gradients .*\(model.module\)"):
+            require_compatible(model)

@@ -89,7 +89,8 @@ def _code(process: subprocess.Popen[bytes]) -> int:
 def _show(log: IO[bytes], rank: int) -> None:
     log.seek(0)
     text = log.read().decode(errors="replace")
-    print(f"rank {rank} failed first, and says:\n{text}", end="", file=sys.stderr)
+    words = f", and says:\n{text}" if text else " without a word: was it killed, or out of memory?\n"
+    print(f"rank {rank} failed first{words}", end="", file=sys.stderr)
 
 
 def _free_port() -> int:
