@@ -3,12 +3,14 @@
 import re
 import runpy
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from spectral_dp import SpectralConfig
+from tests.support.processes import Processes
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -49,6 +51,43 @@ def test_a_model_of_ones_own_is_audited(arguments, code, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "linear map: holds" in printed
     assert ("neighbours: VIOLATION" in printed) == bool(code)
+
+
+def test_the_distributed_example_runs_and_goes_on(tmp_path):
+    """As two ranks, whose group is already there; then, with the same checkpoint, for longer and as one process."""
+    pool, path = Processes(), tmp_path / "run.pt"
+    try:
+        for epochs in (1, 2):
+            example = [str(EXAMPLES / "distributed.py"), 1.0, epochs, path]
+            first, second = pool.run(2, "tests.support.rank_programs:example", *example)
+            assert first == second
+            assert first[0] > 0.3
+            assert first[1] <= 1.0
+            path = None  # another number of epochs has other noise, so the checkpoint is not one of that run
+    finally:
+        pool.stop()
+
+
+@pytest.mark.slow
+def test_the_distributed_example_restarts_by_itself_under_torchrun(tmp_path):
+    """A rank is killed in the middle; torchrun starts all of them again, and they go on from the checkpoint."""
+    killer = tmp_path / "killed.py"
+    killer.write_text(
+        f"import os, runpy, sys\nfrom spectral_dp import PrivacyEngine\n"
+        "load, restarts = PrivacyEngine.save_checkpoint, int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "def save(self, **options):\n"
+        "    load(self, **options)\n"
+        "    if os.environ['RANK'] == '1' and restarts == 0: os.kill(os.getpid(), 9)\n"
+        "PrivacyEngine.save_checkpoint = save\n"
+        f"sys.argv[0] = {str(EXAMPLES / 'distributed.py')!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", str(killer), "--epochs", "2", "--checkpoint", str(tmp_path / "run.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes: accuracy" in done.stdout
+    assert "epsilon 1.000" in done.stdout or "epsilon 0.99" in done.stdout
 
 
 def _accuracy(name, arguments, monkeypatch, capsys):

@@ -6,6 +6,7 @@ the store of the process group where it is, before it waits for the others. Afte
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, NamedTuple
 
@@ -35,7 +36,8 @@ class Attendance:
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
-        self._store, self._rank, self._size = PrefixStore("spectral-dp", store), rank, size
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store when it restarts ranks
+        self._store, self._rank, self._size = PrefixStore(f"spectral-dp {life}", store), rank, size
         self._here = _Status(0, "the start", False)
 
     def arrive(self, place: str) -> None:
