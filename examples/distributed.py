@@ -1,12 +1,13 @@
 """Train one private model in several processes: the ordinary script, with init_process_group before make_private.
 
     torchrun --nproc-per-node 2 examples/distributed.py [--epochs 5] [--checkpoint run.pt]
-    torchrun --nproc-per-node 2 --max-restarts 3 examples/distributed.py --checkpoint run.pt
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \\
+        torchrun --nproc-per-node 2 --max-restarts 3 examples/distributed.py --checkpoint run.pt
 
 Each process draws Poisson batches from its own shard of the records, clips them, and adds its share of the noise. One
 all-reduce a step adds what the filter keeps. The batch size, the learning rate and epsilon are those of the whole run,
 so they are the same for any number of processes. With --checkpoint a run that lost a process goes on where it was,
-with as many processes as there are then. The data are generated, so that nothing needs to be downloaded.
+with as many processes as there are then (docs/distributed.md says what the variable is for). The data are generated, so that nothing needs to be downloaded.
 """
 
 import argparse

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
+import bench_distributed
 import entries as kept
 import goals
 import pytest
@@ -310,3 +311,18 @@ def test_from_the_command_line_to_the_files(tmp_path):
     assert "--contestants spectral" in page
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
     assert "Goals" in ran.stdout
+
+
+class TestDistributed:
+    def test_the_kept_fraction_is_that_of_the_plan(self):
+        assert bench_distributed.kept_fraction(0.0) == 1.0
+        assert bench_distributed.kept_fraction(0.75) == pytest.approx(0.258, abs=1e-3)
+
+    def test_efficiency_and_share_of_the_bytes(self):
+        def result(name, processes, seconds, sent):
+            return {"name": name, "processes": processes, "seconds": [seconds] * 3, "bytes": sent}
+
+        rows = [result("plain DDP", 1, 0.1, 0.0), result("plain DDP", 2, 0.2, 1000.0), result("ours", 1, 0.3, 0.0)]
+        shown = bench_distributed.table([*rows, result("ours", 2, 0.4, 250.0)])
+        assert list(shown.columns[3].cells) == ["", "0.50", "", "0.75"]
+        assert list(shown.columns[5].cells) == ["", "100.0 %", "", "25.0 %"]

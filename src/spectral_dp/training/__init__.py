@@ -8,5 +8,6 @@
 - ``release_plan``: what the next step will release. ``bookkeeping``: enters each release in the ledger.
 - ``run``: one private run and the contents of its checkpoint. ``checkpoint``: the file format.
 - ``criterion``, ``opacus_names``, ``schedulers``: the loss, attributes and schedulers that Opacus scripts use.
+- ``distributed``: several processes that train one model together.
 - ``rehearsal``: tests the user's training loop before anything is released.
 """
