@@ -7,7 +7,8 @@
 Each process draws Poisson batches from its own shard of the records, clips them, and adds its share of the noise. One
 all-reduce a step adds what the filter keeps. The batch size, the learning rate and epsilon are those of the whole run,
 so they are the same for any number of processes. With --checkpoint a run that lost a process goes on where it was,
-with as many processes as there are then (docs/distributed.md says what the variable is for). The data are generated, so that nothing needs to be downloaded.
+with as many processes as there are then (docs/distributed.md says what the variable is for). The data are generated,
+so that nothing needs to be downloaded.
 """
 
 import argparse
