@@ -60,3 +60,15 @@ def test_what_has_no_one_bound_is_refused_and_not_charged(given):
     with pytest.raises(ValueError, match=r"no part|one bound"):
         release_sum(given, noise_multiplier=1.0, ledger=ledger)
     assert ledger.steps == 0
+
+
+def test_several_processes_that_do_not_know_each_other_are_refused_and_nothing_is_charged(monkeypatch):
+    """Where they know each other, tests/training/distributed/test_joining.py tries it."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ledger = Ledger()
+    with pytest.raises(RuntimeError, match="these 2 processes would make this release"):
+        release_sum(parts(3), noise_multiplier=1.0, ledger=ledger)
+    assert ledger.steps == 0
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    release_sum(parts(3), noise_multiplier=1.0, ledger=ledger)
+    assert ledger.steps == 1

@@ -14,11 +14,13 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from spectral_dp import AdaptiveFilter, BlockCirculantLinear, PrivacyEngine, SpectralConfig, models
+from spectral_dp.accounting import Ledger
 from spectral_dp.experiments import trainer
 from spectral_dp.experiments.follower import run_on_ranks
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.mechanism.clipping import Clipped
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
+from spectral_dp.mechanism.release import release_sum
 from spectral_dp.relations import Relation
 from spectral_dp.training.distributed import shares
 from spectral_dp.training.distributed.joining import share_model, stop_together
@@ -143,6 +145,16 @@ def seeded_noise(seed, requests):
 
 
 # Joining.
+
+
+def release_beside_training():
+    """A release of its own within a group: what it says, and what was charged."""
+    ledger = Ledger()
+    try:
+        release_sum([Clipped(torch.zeros(3), 1.0)], noise_multiplier=1.0, ledger=ledger)
+    except RuntimeError as error:
+        return str(error), ledger.steps
+    return "", ledger.steps
 
 
 def model_of_rank(differ=""):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from spectral_dp.accounting import Ledger
 from spectral_dp.mechanism.clipping import Clipped
@@ -25,7 +26,8 @@ def release_sum(
     * For which neighbours: those of the ledger's relation.
     * What is charged: one step with this noise multiplier and sample rate 1, entered in the ledger before the release.
       If anything fails afterwards, it stays charged.
-    * Under which assumptions: the bounds of the parts are true, and equal, which is checked.
+    * Under which assumptions: the bounds of the parts are true, and equal, which is checked. One process makes the
+      release: each of several would draw noise of its own, so that as many releases were made where one is charged.
 
     Args:
         parts: Clipped sums over some records each. There is at least one part, and it may be of no records.
@@ -38,7 +40,9 @@ def release_sum(
 
     Raises:
         ValueError: If there is no part, or two parts declare different bounds. Nothing is charged then.
+        RuntimeError: If this is one of several processes. Nothing is charged then.
     """
+    _require_one_process()
     total: Clipped | None = None
     for part in parts:
         if total is None:
@@ -51,3 +55,13 @@ def release_sum(
         raise ValueError("there is no part to release: give one of no records, whose shape the release has")
     ledger.record(noise_multiplier, 1.0)  # before the release
     return add_noise(total, noise_multiplier, noise or SecureNoise(), ledger.relation)
+
+
+def _require_one_process() -> None:
+    in_group = distributed.is_available() and distributed.is_initialized()
+    processes = distributed.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE") or 1)
+    if processes > 1:
+        raise RuntimeError(
+            f"each of these {processes} processes would make this release with noise of its own, and only one is "
+            "charged: make it in a program of one process, and give the result to the others"
+        )

@@ -47,3 +47,9 @@ def test_parameters_are_compared_now_and_then():
     """Not at every step: a digest of a large model takes as long as a step."""
     assert "parameters" in facts(step=COMPARED_EVERY)
     assert facts(step=1) == facts(step=1, drift=1e-6)
+
+
+def test_a_release_beside_training_is_refused_on_every_rank_and_nothing_is_charged(processes):
+    for words, charged in processes.run(2, PROGRAMS + "release_beside_training"):
+        assert "these 2 processes would make this release" in words
+        assert charged == 0

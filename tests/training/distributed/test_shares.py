@@ -8,7 +8,7 @@ import torch
 from tests.support.privacy_checks import noise_law_p_values
 
 from spectral_dp.mechanism.clipping import Clipped
-from spectral_dp.mechanism.noise import SecureNoise, SeededNoise
+from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.relations import Relation
 from spectral_dp.training.distributed import shares
 from spectral_dp.training.distributed.shares import NoiseShare, RankNoise, add_noise_alone
@@ -50,9 +50,20 @@ def test_negative_control_mistakes_with_the_shares_are_seen(processes, mistake, 
         assert min(noise_law_p_values(noise, scale * SIGMA * BOUND)) > ALPHA
 
 
-def test_the_shares_never_add_up_to_less_than_all_of_the_noise():
+class Ones(NoiseSource):
+    """A source in which every number is 1, so that a share shows its factor as it was rounded."""
+
+    is_private = False
+
+    def normal(self, shape, *, dtype=torch.float32, device="cpu"):
+        return torch.ones(tuple(shape), dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_shares_never_add_up_to_less_than_all_of_the_noise(dtype):
     for ranks in range(1, 500):
-        assert Fraction(NoiseShare(SecureNoise(), ranks)._scale) ** 2 * ranks >= 1
+        (factor,) = NoiseShare(Ones(), ranks).normal((1,), dtype=dtype).tolist()
+        assert 1 <= Fraction(factor) ** 2 * ranks <= 1 + 8 * torch.finfo(dtype).eps
 
 
 def test_a_share_is_as_private_as_its_source():

@@ -20,8 +20,6 @@ from spectral_dp.mechanism.perturbation import add_noise, add_noise_to_each
 from spectral_dp.relations import Relation
 from spectral_dp.training.distributed.ranks import Ranks, current_ranks
 
-_ROUNDED_UP = 1e-12  # relative; more than the rounding of a square root and a quotient
-
 
 def add_noise_alone(
     sums: Iterable[Clipped], noise_multiplier: float, noise: NoiseSource, relation: Relation
@@ -86,7 +84,7 @@ class NoiseShare(NoiseSource):
 
     def __init__(self, noise: NoiseSource, ranks: int) -> None:
         self.is_private = noise.is_private
-        self._noise, self._scale = noise, (1 + _ROUNDED_UP) / math.sqrt(ranks)
+        self._noise, self._ranks = noise, ranks
 
     def normal(
         self,
@@ -96,7 +94,9 @@ class NoiseShare(NoiseSource):
         device: torch.device | str = "cpu",
     ) -> Tensor:
         """Returns new normal values of variance ``1 / ranks``."""
-        return self._noise.normal(shape, dtype=dtype, device=device).mul_(self._scale)
+        # Torch rounds factor and product to the type of the numbers: two of its steps more than make up for that.
+        factor = (1 + 2 * torch.finfo(dtype).eps) / math.sqrt(self._ranks)
+        return self._noise.normal(shape, dtype=dtype, device=device).mul_(factor)
 
 
 class RankNoise(NoiseSource):
