@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def features_command(
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data set; `spectral-dp data list` has them.")],
+    dataset: Annotated[
+        str | None, typer.Argument(metavar="[DATASET]", help="Data set; `spectral-dp data list` has them.")
+    ] = None,
     features: Annotated[
         str | None,
         typer.Option(
@@ -48,6 +50,14 @@ def features_command(
     data_path: Annotated[
         Path | None, typer.Option(help="File or directory with the official files, instead of the cache.")
     ] = None,
+    image_folder: Annotated[
+        Path | None,
+        typer.Option(help="Your own images, in place of DATASET: a directory with a folder for each class."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Your own texts, in place of DATASET: a CSV file.")] = None,
+    text_column: Annotated[str, typer.Option(help="Column of the texts, with --csv.")] = "text",
+    label_column: Annotated[str, typer.Option(help="Column of the labels, with --csv.")] = "label",
+    csv_encoding: Annotated[str, typer.Option(help="Encoding of the file, with --csv.")] = "utf-8",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each (default: the cores).")] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Cache directory, instead of $SPECTRAL_DP_CACHE or the user's cache directory.")
@@ -65,9 +75,12 @@ def features_command(
     spectral-dp features mnist --features scattering --feature-option scales=1
     spectral-dp features cifar10 --prior patches
     spectral-dp features cifar10 --backbone efficientnet-lite0 --image-size 128
+    spectral-dp features --image-folder photos --backbone efficientnet-lite0 --image-size 128
+    spectral-dp features --csv reviews.csv --text-column review --label-column stars --backbone minilm-l6
     """  # noqa: D301  (\b is for click: keep these lines as they are)
     with plain_errors():
-        from spectral_dp.data import load_dataset  # late: torch takes a second
+        from spectral_dp.experiments.data_source import load_records  # late: torch takes a second
+        from spectral_dp.experiments.settings import Settings
         from spectral_dp.features import FeatureError, build_extractor
         from spectral_dp.features.datasets import Split, dataset_features, facts_of
         from spectral_dp.features.views import View
@@ -76,28 +89,30 @@ def features_command(
         scattered = "scattering" if scattering else None
         name = _one_name({"--features": features, "--scattering": scattered, "--prior": prior, "--backbone": backbone})
         options: dict[str, Any] = dict(named_values(feature_option or []))
-        images = load_dataset(dataset, path=data_path, cache=cache)
+        source = _source(dataset, data_path, image_folder, csv)
+        columns = {"text_column": text_column, "label_column": label_column, "csv_encoding": csv_encoding}
+        is_resized = image_size and (image_folder or name not in NAMES)
+        asked = Settings.from_dict(source | columns | {"image_size": image_size if is_resized else None})
+        records = load_records(asked, cache=cache)
         if name in NAMES:  # resizes images itself, so that the cache is of the data set as published
             given = {"weights": weights and str(weights), "image_size": image_size, "maps": maps or None}
             given["cache"] = cache and str(cache)
             options |= {option: value for option, value in given.items() if value is not None}
         elif backbone or weights or maps:
             raise FeatureError(f"--backbone, --weights and --maps are for one of {', '.join(NAMES)}, not for {name}")
-        elif image_size:
-            images = images.resized(image_size)
-        extractor = build_extractor(name, facts_of(images), options)
+        extractor = build_extractor(name, facts_of(records), options)
         variants: list[tuple[Split, View]] = [("train", "plain"), ("test", "plain")]
         made = []
         for split, view in variants + [("train", "mirrored")] * mirrored:
-            title, started = f"{dataset} {split} {view}", time.perf_counter()
+            title, started = f"{records.name} {split} {view}", time.perf_counter()
             try:
-                with progress_bar(title, "images", quiet=as_json) as update:
+                with progress_bar(title, "records", quiet=as_json) as update:
 
                     def show(progress: ExtractionProgress) -> None:
                         update(total=progress.total, completed=progress.finished, facts="")
 
                     found = dataset_features(
-                        images,
+                        records,
                         extractor,
                         split,
                         views=(view,),
@@ -117,6 +132,16 @@ def features_command(
                 typer.echo(f"{title}: {' x '.join(map(str, found.shape))}, {seconds} s, {found.path}")
     if as_json:
         typer.echo(json.dumps(made, indent=2))
+
+
+def _source(dataset: str | None, data_path: Path | None, image_folder: Path | None, csv: Path | None) -> dict[str, str]:
+    """Returns the settings that say where the records are."""
+    if not (dataset or image_folder or csv):
+        raise typer.BadParameter("say of which records: DATASET, --image-folder DIR or --csv FILE")
+    if dataset and (image_folder or csv):
+        raise typer.BadParameter(f"{dataset} and {image_folder or csv} both say which records: give one of them")
+    given = {"dataset": dataset, "data_path": data_path, "image_folder": image_folder, "csv": csv}
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _one_name(given: dict[str, str | None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -9,16 +10,21 @@ from typing import TypeAlias
 from spectral_dp import data
 from spectral_dp.data import ImageDataset, TextDataset, catalog, read_csv_texts, read_image_folder
 from spectral_dp.data.catalog import DatasetInfo
-from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
 Records: TypeAlias = ImageDataset | TextDataset
 
 
-def load_records(settings: ResolvedSettings) -> Records:
-    """Returns all records of the data set of a run; images are resized if the settings say so."""
+def load_records(settings: Settings | ResolvedSettings, cache: str | os.PathLike[str] | None = None) -> Records:
+    """Returns all records of the data set of a run; images are resized if the settings say so.
+
+    Args:
+        settings: Where the records are.
+        cache: Cache directory to use instead of the user's, for a data set of the catalog.
+    """
     if settings.image_folder is not None or settings.csv is not None:
         return _own(settings)
-    records = data.load_dataset(settings.dataset, path=settings.data_path)
+    records = data.load_dataset(settings.dataset, path=settings.data_path, cache=cache)
     return records.resized(settings.image_size) if settings.image_size else records
 
 
@@ -46,7 +52,7 @@ def records_info(settings: ResolvedSettings) -> DatasetInfo:
     return DatasetInfo(settings.dataset, own.input_shape, own.classes, *sizes, own.mean, own.std)
 
 
-def _own(settings: ResolvedSettings) -> Records:
+def _own(settings: Settings | ResolvedSettings) -> Records:
     """Returns the user's own records; they are read again where a file has changed."""
     if settings.image_folder is not None:
         root = Path(settings.image_folder)
