@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-integrations coverage format lint figures support-table bench bench-parts clean
+.PHONY: help demo test test-slow test-integrations coverage format lint docs docs-serve figures support-table bench bench-parts clean
 
 help:  ## list the targets (what a bare `make` does)
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,12 @@ lint: $(VENV)/installed-dev  ## check format, style and types; change nothing
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(VENV)/installed-docs  ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/installed-docs  ## show the documentation at http://127.0.0.1:8000 while you write it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 figures: $(VENV)/installed  ## draw the figures of the documentation
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
 	$(BIN)/python examples/priors.py --figures docs
@@ -58,7 +64,7 @@ bench-parts: $(VENV)/installed-dev  ## time the parts: transforms, mechanism, gr
 		$(BIN)/python benchmarks/bench_$$part.py || exit 1; done
 
 clean:  ## remove the virtual environment and all caches
-	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -76,4 +82,9 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/installed-integrations: $(VENV)/installed-dev
 	@echo "Installing transformers, peft and Lightning ..."
 	$(PIP) --editable '.[dev,transformers,peft,lightning]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	@echo "Installing MkDocs ..."
+	$(PIP) --editable '.[dev,docs]'
 	@touch $@

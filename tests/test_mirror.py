@@ -24,6 +24,7 @@ CROSS_CUTTING = {
     "gradients/test_transformers.py",  # published models as a whole
     "test_architecture.py",  # which room imports which
     "test_cost.py",  # what a step may cost
+    "test_documentation.py",  # what the pages name is there
     "test_examples.py",
     "test_main.py",  # the command line as a whole
     "test_mirror.py",

@@ -1,0 +1,1 @@
+"""What builds the documentation: hooks of MkDocs, docstrings as Markdown, the reference of the command line."""
