@@ -7,12 +7,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spectral_dp import PrivacyEngine, SpectralConfig
-from spectral_dp.pretrained import NAMES, add_low_rank, train_only
+from spectral_dp.pretrained import NAMES, add_low_rank, find_architecture, train_only
 
 IMAGES = [name for name in NAMES if name != "minilm-l6"]
 CASES = [
     *((name, "last-stage") for name in NAMES if name not in ("efficientnet-lite1", "efficientnet-lite2")),
     *((name, part) for name in SMALL for part in ("head", "biases", "all")),
+    *((name, "last-block") for name in ("resnet18", "mobilenet-v2", "resnext29", "minilm-l6")),
+    ("minilm-l6", "lora"),
 ]
 
 
@@ -67,6 +69,29 @@ def test_a_network_begins_as_it_was_published():
     assert torch.allclose(train_only(network, small_architecture("wrn-28-10"), "all")(images), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_last_block_is_a_part_of_the_last_stage(name):
+    architecture = find_architecture(name)
+    with torch.device("meta"):
+        names = [key for key, _ in architecture.build(3).named_parameters()]
+    block, stage = (
+        {key for key in names if key.startswith(part)} for part in (architecture.last_block, architecture.last_stage)
+    )
+    assert block
+    assert block <= stage
+    assert all(
+        any(key.startswith(part) for key in names) for part in (*architecture.last_block, *architecture.last_stage)
+    )
+
+
+def test_the_last_block_of_resnet18_is_what_the_paper_trains_as_transfer2():
+    """Transfer2 trains the last two convolutions, and Transfer3 the last four (and the shortcut beside them)."""
+    for part, expected in (("last-block", 2), ("last-stage", 4)):
+        network = train_only(small_network("resnet18", 3), small_architecture("resnet18"), part)
+        trained = [m for m in network.modules() if isinstance(m, nn.Conv2d) and m.weight.requires_grad]
+        assert sum(m.kernel_size == (3, 3) for m in trained) == expected
+
+
 def test_low_rank_additions_of_a_text_encoder():
     network = train_only(small_network("minilm-l6", 3), small_architecture("minilm-l6"), "head")
     add_low_rank(network, rank=2)
@@ -85,7 +110,9 @@ def test_low_rank_additions_by_peft():
 
 def test_bad_input():
     architecture = small_architecture("wrn-28-10")
-    with pytest.raises(ValueError, match="'tail': choose one of head, last-stage, biases, all"):
+    with pytest.raises(ValueError, match="'tail': choose one of head, last-block, last-stage, biases, lora, all"):
         train_only(small_network("wrn-28-10", 3), architecture, "tail")
     with pytest.raises(ValueError, match="wrn-28-10 has no head to train: build it with classes="):
         train_only(small_network("wrn-28-10"), architecture, "head")
+    with pytest.raises(ValueError, match="wrn-28-10 has no attention that lora adds to"):
+        train_only(small_network("wrn-28-10", 3), architecture, "lora")

@@ -3,11 +3,12 @@
 import hashlib
 import io
 from dataclasses import replace
+from functools import partial
 
 import torch
 from safetensors.torch import save
 
-from spectral_dp.pretrained import find_architecture
+from spectral_dp.pretrained import architectures, find_architecture
 from spectral_dp.pretrained.catalog import PublishedFile, WeightsEdition, WeightsInfo
 
 #: Options that make a network small enough to be trained in a test. The others have none, and small images must do.
@@ -20,7 +21,23 @@ SMALL = {
 
 def small_architecture(name):
     architecture = find_architecture(name)
-    return replace(architecture, last_stage=("encoder.layer.1.",)) if name == "minilm-l6" else architecture
+    last = ("encoder.layer.1.",)
+    return replace(architecture, last_stage=last, last_block=last) if name == "minilm-l6" else architecture
+
+
+def small_files(folder, monkeypatch):
+    """Puts small forms in the place of the networks that have one; returns files with weights of each, by name."""
+    files = {}
+    for name, options in SMALL.items():
+        files[name] = folder / f"{name}.safetensors"
+        files[name].write_bytes(save(small_network(name, 5).state_dict()))
+        small = replace(small_architecture(name), factory=partial(find_architecture(name).factory, **options))
+        others = [other for other in architectures.ARCHITECTURES if other.name != name]
+        monkeypatch.setattr(architectures, "ARCHITECTURES", (small, *others))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "film", "was", "good", "bad"]
+    words += [f"word{number}" for number in range(SMALL["minilm-l6"]["vocabulary"] - len(words))]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    return files
 
 
 def lively(network):

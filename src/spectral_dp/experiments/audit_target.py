@@ -22,6 +22,7 @@ from spectral_dp.audit.targets.target import Claim, Target
 from spectral_dp.experiments.data_source import records_info
 from spectral_dp.experiments.feature_data import statistics_phases
 from spectral_dp.experiments.feature_stages import feature_shape, image_shape
+from spectral_dp.experiments.fine_tuning import audited_shape, is_fine_tuned
 from spectral_dp.experiments.head_target import target_of_head
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.one_shot import bound_of_head
@@ -57,7 +58,10 @@ def target_from_settings(
     if settings.method in ONE_SHOT:
         return target_of_head(settings, claim)
     info = records_info(settings)
-    shape = feature_shape(settings, input_shape or image_shape(settings))
+    if is_fine_tuned(settings):
+        shape: tuple[int, ...] = audited_shape(settings)
+    else:
+        shape = feature_shape(settings, input_shape or image_shape(settings))
     claim = claim or claim_from_settings(settings, samples)
     model = build_network(settings, shape, classes or info.classes)
     name = f"{settings.model} ({settings.method})"

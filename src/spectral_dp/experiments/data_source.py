@@ -25,7 +25,8 @@ def load_records(settings: Settings | ResolvedSettings, cache: str | os.PathLike
     if settings.image_folder is not None or settings.csv is not None:
         return _own(settings)
     records = data.load_dataset(settings.dataset, path=settings.data_path, cache=cache)
-    return records.resized(settings.image_size) if settings.image_size else records
+    is_resized = settings.image_size and settings.tune is None  # a pretrained network resizes every batch
+    return records.resized(settings.image_size) if is_resized and settings.image_size else records
 
 
 def load_images(settings: ResolvedSettings) -> ImageDataset:

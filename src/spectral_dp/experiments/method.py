@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from spectral_dp.accounting import Ledger
-from spectral_dp.data import ImageDataset
+from spectral_dp.data import ImageDataset, TextDataset
 from spectral_dp.experiments.diagnostics import Watched
 from spectral_dp.features import FeatureDataset
 from spectral_dp.training import checkpoint
 
 #: What a run trains on.
-TrainingData = ImageDataset | FeatureDataset
+TrainingData = ImageDataset | FeatureDataset | TextDataset
+
+#: Samples that go through a pretrained network at once where nothing is said: its maps of one image take megabytes.
+PRETRAINED_ROWS = 64
 
 
 class Batch(NamedTuple):

@@ -20,7 +20,8 @@ from spectral_dp.accounting import Ledger, warn_if_delta_too_large
 from spectral_dp.experiments.diagnostics import Watched
 from spectral_dp.experiments.feature_data import statistics_phases, statistics_release
 from spectral_dp.experiments.feature_stages import is_filtered_in_cache
-from spectral_dp.experiments.method import Batch, Method, TrainingData
+from spectral_dp.experiments.fine_tuning import is_fine_tuned
+from spectral_dp.experiments.method import PRETRAINED_ROWS, Batch, Method, TrainingData
 from spectral_dp.experiments.one_shot import OneShotMethod
 from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
@@ -51,9 +52,10 @@ def start(settings: ResolvedSettings, model: nn.Module, data: TrainingData) -> M
 def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> torch.optim.Optimizer:
     """Returns the plain optimizer that the settings name."""
     options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), **options)
-    return torch.optim.SGD(model.parameters(), momentum=settings.momentum, **options)
+        return torch.optim.Adam(trained, **options)
+    return torch.optim.SGD(trained, momentum=settings.momentum, **options)
 
 
 class PrivateMethod(Method):
@@ -238,9 +240,11 @@ class OpacusMethod(PrivateMethod):
 
 def _physical_batch_size(settings: ResolvedSettings, data: TrainingData) -> int | None:
     """Returns what the settings say; else all at once, or as many as suit the size of features."""
-    if settings.max_physical_batch_size is None and isinstance(data, FeatureDataset):
+    if settings.max_physical_batch_size is not None:
+        return settings.max_physical_batch_size
+    if isinstance(data, FeatureDataset):
         return data.physical_batch_size
-    return settings.max_physical_batch_size
+    return PRETRAINED_ROWS if is_fine_tuned(settings) else None
 
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:

@@ -6,13 +6,23 @@ import torch
 from torch import nn
 
 from spectral_dp import models
+from spectral_dp.experiments.fine_tuning import is_fine_tuned, tuned_network
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 
 
 def build_network(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Returns the freshly initialised network of a run, by its seed, on its device."""
+    """Returns the network of a run on its device, with fresh weights by its seed where they are not pretrained."""
     torch.manual_seed(settings.seed)
-    model = models.build(
+    model = tuned_network(settings, classes) if is_fine_tuned(settings) else _fresh(settings, input_shape, classes)
+    try:
+        return model.to(settings.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"cannot use device {settings.device!r} ({reason}): use cpu") from error
+
+
+def _fresh(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return models.build(
         settings.model,
         input_shape=input_shape,
         classes=classes,
@@ -21,8 +31,3 @@ def build_network(settings: ResolvedSettings, input_shape: tuple[int, ...], clas
         last_block_size=settings.last_block_size,
         dense_layers=settings.dense_layers,
     )
-    try:
-        return model.to(settings.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"cannot use device {settings.device!r} ({reason}): use cpu") from error

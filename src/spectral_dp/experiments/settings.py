@@ -59,7 +59,7 @@ _POSITIVE = (
     *("epochs", "batch_size", "augmentation_multiplicity", "evaluate_every", "max_grad_norm", "learning_rate"),
     *("train_size", "test_size", "image_size", "max_physical_batch_size", "threads", "epsilon"),
     *("feature_groups", "feature_noise_multiplier", "feature_rank", "feature_channels", "feature_damp"),
-    "feature_prior_images",
+    *("feature_prior_images", "lora_rank"),
 )
 
 #: Which values settings may have, and that in words; None, where a setting may be left open, always.
@@ -71,6 +71,7 @@ _RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda value: value >= 0,
         "at least 0",
     ),
+    (("text_length",), lambda value: 2 <= value <= 512, "from 2 to 512"),
     (("head_dimensions",), lambda value: 1 <= value <= 256, "from 1 to 256"),
     (("delta",), lambda value: 0 < value < 1, "between 0 and 1"),
     (("seed",), lambda value: 0 <= value < 2**31, "from 0 to 2^31 - 1"),
@@ -145,8 +146,20 @@ class _Options:
     model: str = _model(
         "model1",
         "Network: model1, lenet5, model2, model3; on features linear, cnn, cnn-small, scatter-linear, scatter-cnn, "
-        "transfer1 to transfer3; or your own as package.module:factory.",
+        "transfer1 to transfer3; pretrained those of `spectral-dp weights list`; or your own as "
+        "package.module:factory.",
     )
+    weights: str | None = _model(
+        None, "Weights of a pretrained model: your own file, or default for those of `spectral-dp weights get`."
+    )
+    tune: Literal["head", "last-block", "last-stage", "biases", "lora", "all"] | None = _model(
+        None, "What is trained of a pretrained model, such as resnet18 or minilm-l6 (default: last-stage)."
+    )
+    head: Literal["linear", "transfer1", "transfer2", "transfer3"] = _model(
+        "linear", "Head of a pretrained model: linear, or the dense layers of the paper's Transfer1 to 3."
+    )
+    lora_rank: int = _model(8, "Rank of the additions, with --tune lora.")
+    text_length: int = _model(256, "Word pieces that a pretrained model reads of a text.")
     activation: Literal["tanh", "relu"] | None = _model(None, "Activation function; tanh where the model has a choice.")
     block_size: int | None = _model(
         None, "Block size of block-circulant dense layers; 0 for dense ones (default: the model's)."
@@ -330,11 +343,17 @@ class Settings(_Options):
         Raises:
             ValueError: There is no such model, or there are no such features.
         """
-        from spectral_dp import features, models  # late: torch takes a second
+        from spectral_dp import features, models, pretrained  # late: torch takes a second
 
         entry, own = models.entry(self.model), [name for name in _OWN_DATA if getattr(self, name) is not None]
         named = {"dataset": _OWN_DATA[own[0]]} if own else {}
         values, recommended = self.to_dict() | named | {"features": self.features or entry.features}, entry.spectral
+        if self.model in pretrained.NAMES:
+            values["tune"] = self.tune or "last-stage"
+            recommended = models.spectral_of_head(self.model, self.head)
+        elif changed := [name for name in _PRETRAINED if getattr(self, name) != _PRETRAINED[name]]:
+            listed = ", ".join(pretrained.NAMES)
+            raise SettingsError(f"{', '.join(changed)}: only for a pretrained model ({listed}), not for {self.model}")
         if values["features"] is not None:
             for name, value in features.extractor_entry(values["features"]).settings.items():
                 values[name] = value if values[name] is None else values[name]
@@ -380,6 +399,9 @@ class ResolvedSettings(_Options):
 
 
 _OPEN = ("block_size", "conv_ratio", "linear_ratio")
+
+#: Settings of pretrained models, and what they are for others.
+_PRETRAINED = {"weights": None, "tune": None, "head": "linear", "lora_rank": 8, "text_length": 256}
 
 #: Groups and names of settings that only a method which takes steps has a use for.
 _STEPS_ONLY = ("Spectral-DP", "Training", "max_grad_norm", "clipping", "layer_max_grad_norms", "noise_allocation")

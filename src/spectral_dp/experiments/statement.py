@@ -10,6 +10,7 @@ import torch
 
 from spectral_dp._version import __version__
 from spectral_dp.experiments.feature_stages import feature_facts
+from spectral_dp.experiments.fine_tuning import fine_tuning_facts
 from spectral_dp.experiments.method import Method
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings
@@ -87,6 +88,7 @@ def privacy_statement(settings: ResolvedSettings, method: Method, made_by: dict[
         "sampling": "Poisson: every record takes part in every step with the sample rate, independently",
         **facts,
         **feature_facts(settings),
+        **fine_tuning_facts(settings),
         "ledger_identity": ledger.identity,  # with the head: which checkpoint this is the statement of
         "ledger_head": ledger.head,
         "covers": "all weights the run passed through, and whatever is computed from them",

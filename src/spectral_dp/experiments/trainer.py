@@ -22,12 +22,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from spectral_dp.data import random_views
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments import methods
-from spectral_dp.experiments.data_source import load_images
+from spectral_dp.experiments.data_source import load_images, load_records
 from spectral_dp.experiments.feature_data import load_features, with_normalization
 from spectral_dp.experiments.feature_stages import reads_features
 from spectral_dp.experiments.figures import draw_run
+from spectral_dp.experiments.fine_tuning import check_fine_tuning, is_fine_tuned, network_data
 from spectral_dp.experiments.layer_facts import describe_layers
-from spectral_dp.experiments.method import Batch, TrainingData
+from spectral_dp.experiments.method import PRETRAINED_ROWS, Batch, TrainingData
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
@@ -88,12 +89,14 @@ def run(
 
 def load_data(settings: ResolvedSettings) -> TrainingData:
     """Returns the data set of a run."""
+    check_fine_tuning(settings)
     if reads_features(settings):
         return load_features(settings)
-    dataset = load_images(settings)
+    records = load_records(settings) if is_fine_tuned(settings) else load_images(settings)
     if settings.validation_size:
-        dataset = dataset.with_validation(settings.validation_size)
-    return dataset.subset(settings.train_size, settings.test_size)
+        records = records.with_validation(settings.validation_size)
+    records = records.subset(settings.train_size, settings.test_size)
+    return network_data(settings, records) if is_fine_tuned(settings) else records
 
 
 class Trainer:
@@ -216,7 +219,8 @@ class Trainer:
     def _evaluate(self) -> None:
         self._write_layers()
         self._epsilon = self.method.epsilon()
-        loss, self._accuracy = evaluate(self._result(), self.dataset, self.settings.device)
+        rows = PRETRAINED_ROWS if is_fine_tuned(self.settings) else 1000
+        loss, self._accuracy = evaluate(self._result(), self.dataset, self.settings.device, rows)
         row: dict[str, Any] = {
             "epoch": self.method.epoch,
             "step": self.step,
@@ -323,12 +327,12 @@ class Trainer:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, dataset: TrainingData, device: str) -> tuple[float, float]:
-    """Returns loss and accuracy on the held-out samples."""
+def evaluate(model: nn.Module, dataset: TrainingData, device: str, rows: int = 1000) -> tuple[float, float]:
+    """Returns loss and accuracy on the held-out samples, of which so many go through the model at once."""
     was_training = model.training
     model.eval()
     loss = correct = 0.0
-    for images, labels in zip(dataset.test_images.split(1000), dataset.test_labels.split(1000), strict=True):
+    for images, labels in zip(dataset.test_images.split(rows), dataset.test_labels.split(rows), strict=True):
         scores, labels = model(dataset.normalise(images.to(device))), labels.to(device)
         loss += F.cross_entropy(scores, labels, reduction="sum").item()
         correct += (scores.argmax(1) == labels).sum().item()

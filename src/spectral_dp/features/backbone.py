@@ -6,21 +6,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
 from spectral_dp.features.registry import ImageFacts, register_extractor
 from spectral_dp.pretrained.architectures import NAMES, find_architecture
 from spectral_dp.pretrained.folding import fold_batch_norms
+from spectral_dp.pretrained.inputs import Interpolation, network_pixels, without_padding
 from spectral_dp.pretrained.weights import PretrainedWeights, find_weights
 from spectral_dp.pretrained.wordpiece import WordPiece
-
-Interpolation = Literal["bilinear", "bicubic"]
 
 _VERSION = 1  # of the numbers that come out: another version is another cache
 
@@ -148,15 +146,10 @@ class _ImageFeatures(nn.Module):
         # Neighbouring channels in memory are what small convolutions are fastest on.
         self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.settings, self.side = settings, side
-        for name, value in (("mean", settings.weights.mean), ("std", settings.weights.std)):
-            self.register_buffer(name, torch.tensor(value).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
-        size = (self.side, self.side)
-        if tuple(pixels.shape[2:]) != size:
-            pixels = F.interpolate(pixels, size, mode=self.settings.interpolation, antialias=True)
-        pixels = ((pixels.expand(-1, 3, -1, -1) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)  # type: ignore[operator]
+        weights, interpolation = self.settings.weights, self.settings.interpolation
+        pixels = network_pixels(images, self.side, weights.mean, weights.std, interpolation)
         features = self.network.maps(pixels) if self.settings.maps else self.network.pooled(pixels)
         return features.contiguous()
 
@@ -173,9 +166,7 @@ class _TextFeatures(nn.Module):
             # A text that was cut off may end within a character, which is then left out.
             decoded = (bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in texts)
             texts = self.tokenizer.encode(decoded, length=self.length)
-        pieces = texts[:, : self.length]
-        longest = int((pieces != 0).sum(1).max()) if len(pieces) else 1
-        return self.network.pooled(pieces[:, : max(longest, 1)])  # type: ignore[operator]  # padding costs time
+        return self.network.pooled(without_padding(texts[:, : self.length]))  # type: ignore[operator]
 
 
 @lru_cache

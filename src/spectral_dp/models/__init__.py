@@ -5,7 +5,7 @@ dense or in its block-circulant form.
 """
 
 from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
-from spectral_dp.models.registry import Entry, build, entry, register_model
+from spectral_dp.models.registry import Entry, build, entry, register_model, spectral_of_head
 from spectral_dp.models.scattering import FeatureNetwork, ScatterCNN, ScatterLinear
 from spectral_dp.models.transfer import TransferHead
 
@@ -23,4 +23,5 @@ __all__ = [
     "build",
     "entry",
     "register_model",
+    "spectral_of_head",
 ]

@@ -16,9 +16,10 @@ from spectral_dp.layers import BlockCirculantLinear, convert_linear
 from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
 from spectral_dp.models.scattering import ScatterCNN, ScatterLinear
 from spectral_dp.models.transfer import Transfer1, TransferHead
+from spectral_dp.pretrained import ARCHITECTURES, Architecture, find_architecture
 
 Factory = Callable[..., nn.Module]
-Reads = Literal["images", "features"]
+Reads = Literal["images", "features", "text"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Entry:
     Attributes:
         factory: Called with ``input_shape`` and ``classes``, and with ``activation`` if it takes one.
         spectral: Settings of ``spectral-dp train`` to use with ``--method spectral`` where the user gives none.
-        reads: What the network is for: ``"images"``, or cached ``"features"`` of them.
+        reads: What the network is for: ``"images"``, cached ``"features"`` of records, or ``"text"``.
         features: The features (see ``spectral_dp.features.registry``) to read where the user names none.
     """
 
@@ -62,6 +63,20 @@ def entry(name: str) -> Entry:
     raise ValueError(
         f"unknown model {name!r}: choose one of {', '.join(_REGISTRY)}, or give your own as package.module:factory"
     )
+
+
+def spectral_of_head(name: str, head: str) -> dict[str, Any]:
+    """Returns the paper's settings of a head of a pretrained network, and of convolutions that are trained with it.
+
+    Args:
+        name: Name of the pretrained network.
+        head: Name of the head, such as ``"transfer2"``; nothing is recommended for ``"linear"``.
+    """
+    if head == "linear":
+        return {}
+    prefix, own = find_architecture(name).head, entry(head).spectral
+    ratios = {f"{prefix}{layer}": ratio for layer, ratio in own.get("layer_ratios", {}).items()}
+    return {**own, "layer_ratios": ratios, "conv_ratio": 0.2}
 
 
 def build(
@@ -110,6 +125,15 @@ def build(
     return model
 
 
+def _of(architecture: Architecture) -> Factory:
+    """Returns a factory of a pretrained network's form, with fresh weights; runs give it published ones."""
+
+    def factory(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        return architecture.build(classes)
+
+    return factory
+
+
 # The paper's settings: of blocks of 16 and of 10, eight coefficients each are kept. It gives none for Transfer1.
 _TRANSFER = {"block_size": 16, "last_block_size": 10, "layer_ratios": {"fc1": 0.5, "fc2": 0.2}}
 _TRANSFER1 = {"block_size": 8, "last_block_size": 10, "linear_ratio": 0.2}
@@ -128,3 +152,5 @@ register_model("scatter-cnn", ScatterCNN, reads="features", features="scattering
 register_model("transfer1", Transfer1, reads="features", features="resnet18", spectral=_TRANSFER1)
 register_model("transfer2", TransferHead, reads="features", features="resnet18", spectral=_TRANSFER)
 register_model("transfer3", TransferHead, reads="features", features="resnet18", spectral=_TRANSFER)
+for _architecture in ARCHITECTURES:
+    register_model(_architecture.name, _of(_architecture), reads=_architecture.reads)

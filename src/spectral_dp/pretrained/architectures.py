@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -38,20 +38,24 @@ class Architecture:
         factory: Called with ``classes``, None for no head; further options by keyword.
         head: How the names of its head begin.
         last_stage: How the names of its last stage begin: what fine-tuning trains besides the head.
+        last_block: How the names of the last block of that stage begin, which is less to train.
         reads: Images, or texts as word pieces.
         image_size: Pixels a side that it was trained on.
         normalization: Mean and deviation of pixels from 0 to 1 that it expects.
         unused: How names in published files begin that the network has no use for.
+        low_rank: How the dense layers are called that LoRA adds to; none for a network of convolutions.
     """
 
     name: str
     factory: Callable[..., nn.Module]
     head: str
     last_stage: tuple[str, ...]
+    last_block: tuple[str, ...]
     reads: Literal["images", "text"] = "images"
     image_size: int = 224
     normalization: tuple[Means, Means] = IMAGENET
-    unused: tuple[str, ...] = field(default=())
+    unused: tuple[str, ...] = ()
+    low_rank: tuple[str, ...] = ()
 
     def build(self, classes: int | None = None, **options: Any) -> nn.Module:
         """Returns the network, freshly initialised; without a head if ``classes`` is None."""
@@ -66,27 +70,46 @@ def _lite(number: int, image_size: int) -> Architecture:
         partial(EfficientNetLite, number),
         "_fc.",
         (f"_blocks.{last}.", "_conv_head.", "_bn1."),
+        ("_conv_head.", "_bn1."),
         image_size=image_size,
         normalization=_LITE,
     )
 
 
 ARCHITECTURES = (
-    Architecture("resnet18", resnet18, "fc.", ("layer4.",)),
-    Architecture("resnet50", resnet50, "fc.", ("layer4.",)),
-    Architecture("mobilenet-v2", MobileNetV2, "classifier.", ("features.17.", "features.18.")),
+    Architecture("resnet18", resnet18, "fc.", ("layer4.",), ("layer4.1.",)),
+    Architecture("resnet50", resnet50, "fc.", ("layer4.",), ("layer4.2.",)),
+    Architecture("mobilenet-v2", MobileNetV2, "classifier.", ("features.17.", "features.18."), ("features.18.",)),
     _lite(0, 224),
     _lite(1, 240),
     _lite(2, 260),
-    Architecture("resnext29", ResNeXt29, "classifier.", ("stage_3.",), image_size=32, normalization=CIFAR),
-    Architecture("wrn-28-10", WideResNet, "fc.", ("block3.", "bn1."), image_size=32, normalization=CIFAR),
+    Architecture(
+        "resnext29",
+        ResNeXt29,
+        "classifier.",
+        ("stage_3.",),
+        ("stage_3.stage_3_bottleneck_2.",),
+        image_size=32,
+        normalization=CIFAR,
+    ),
+    Architecture(
+        "wrn-28-10",
+        WideResNet,
+        "fc.",
+        ("block3.", "bn1."),
+        ("block3.layer.3.", "bn1."),
+        image_size=32,
+        normalization=CIFAR,
+    ),
     Architecture(
         "minilm-l6",
         MiniLM,
         "classifier.",
         ("encoder.layer.5.",),
+        ("encoder.layer.5.",),
         reads="text",
         unused=("pooler.", "embeddings.position_ids"),
+        low_rank=("query", "value"),
     ),
 )
 NAMES = tuple(architecture.name for architecture in ARCHITECTURES)
