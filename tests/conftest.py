@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support.processes import Processes
+
 # The tests are many tiny operations: on several threads they spend their time waiting for each other.
 torch.set_num_threads(1)
 
@@ -17,6 +19,14 @@ settings.load_profile("often")
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """Real processes, which all tests share. The first test that needs so many starts them."""
+    pool = Processes()
+    yield pool
+    pool.stop()
 
 
 def pytest_collection_finish():

@@ -8,7 +8,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from spectral_dp.audit import Effort
-from spectral_dp.cli.audit import audit_command
+from spectral_dp.cli.audit import VIOLATION, audit_command
 from spectral_dp.models import registry
 
 SOUND = """
@@ -133,9 +133,33 @@ def test_a_violation_by_the_statistics_alone_is_one(monkeypatch):
     assert report["ok"] is report["normalisation"]["ok"] is False
 
 
+def test_several_processes_are_the_same_command(monkeypatch):
+    asked = []
+    monkeypatch.setattr("spectral_dp.cli.audit.run_ranks", lambda *given: asked.append(given) or VIOLATION)
+    monkeypatch.setattr("sys.argv", ["spectral-dp", "audit", "--processes", "2"])
+    result = run("--model", "tiny", *CLAIM, "--processes", 2)
+    assert result.exit_code == VIOLATION
+    ((command, processes),) = asked
+    assert (command[-4:], processes) == (["spectral_dp", "audit", "--processes", "2"], 2)
+
+
+@pytest.mark.parametrize(("mistake", "code"), [("none", 0), ("one share only", 1)])
+def test_each_of_several_processes_makes_the_audit_and_the_first_tells_of_it(processes, mistake, code):
+    arguments = [*map(str, CLAIM), "--json"]
+    (first, told), (second, silence) = processes.run(
+        2, "tests.support.group_doubles:command", arguments, mistake, timeout=60.0
+    )
+    assert (first, second, silence) == (code, code, "")
+    report = json.loads(told)
+    assert report["target"] == "tiny (spectral), 2 processes"
+    assert report["ok"] is (code == 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--target", "{mine}:release", "--processes", 2], "is audited in one process: leave --processes out"),
+        (["--method", "opacus", "--processes", 2], "method opacus trains in one process"),
         (["--target", "elsewhere"], "spectral, opacus or FILE.py:NAME"),
         (["--target", "absent.py:f"], "there is no file absent.py"),
         (["--input-shape", "28x28"], "C,H,W"),

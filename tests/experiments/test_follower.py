@@ -3,20 +3,12 @@
 import json
 
 import pytest
-from tests.support.processes import Processes
 
 from spectral_dp.experiments.follower import refuse_for_ranks
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import SettingsError
 
 PROGRAMS = "tests.support.rank_programs:"
-
-
-@pytest.fixture(scope="module")
-def processes():
-    pool = Processes()
-    yield pool
-    pool.stop()
 
 
 def test_a_run_stops_goes_on_with_one_rank_more_and_is_finished(processes, tiny, tmp_path):
@@ -32,6 +24,7 @@ def test_a_run_stops_goes_on_with_one_rank_more_and_is_finished(processes, tiny,
         json.loads((path / "privacy.json").read_text())["ledger_head"]
         == RunDirectory(path).metrics()[-1]["ledger_head"]
     )
+    assert json.loads((path / "privacy.json").read_text())["processes"] == "2, then 3"
     again = processes.run(2, PROGRAMS + "training_run", settings, str(path), None)
     assert again == [first, {}]
 

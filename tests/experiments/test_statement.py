@@ -36,6 +36,16 @@ def test_a_private_run_says_what_is_guaranteed_and_what_is_not(private):
     assert "- spectral conv ratio: 0.5" in page
 
 
+def test_the_number_of_processes_is_stated_with_what_it_assumes(private):
+    alone, together = (
+        privacy_statement(private, FabricatedMethod(1.0), MADE_BY, processes) for processes in ((1,), (2, 3))
+    )
+    assert (alone["processes"], together["processes"]) == ("1", "2, then 3")
+    assert "noise_shares" not in alone
+    assert "- processes: 2, then 3" in as_markdown(together)
+    assert "trust each other" in as_markdown(together)
+
+
 @pytest.mark.parametrize(
     ("change", "epsilon", "warning"),
     [

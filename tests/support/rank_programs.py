@@ -50,6 +50,11 @@ def tensors():
     return added, matrix, ranks.of_first(lambda: {"from": ranks.rank}, "here")
 
 
+def values_of_all():
+    ranks = current_ranks()
+    return ranks.of_each(f"rank {ranks.rank}", "here")
+
+
 def failing_on_the_first():
     def fail():
         raise FileNotFoundError("no such file")
@@ -242,6 +247,10 @@ def fixed_run(kind, *, records=N, batch_size=BATCH, steps=8, views=1, spectral=N
 
 def fixed_run_by_name(options):
     return fixed_run(**options)
+
+
+def fixed_runs(asked):
+    return {name: fixed_run(**options) for name, options in asked.items()}
 
 
 def averaging_run(options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
@@ -30,6 +31,7 @@ from spectral_dp.audit.report import Report, Verdict
 from spectral_dp.audit.statistics.bounds import corrected
 from spectral_dp.audit.statistics.coverage import Coverage
 from spectral_dp.audit.targets.target import Target
+from spectral_dp.training.distributed.ranks import current_ranks
 
 #: The lines of a report, in order. Some targets allow only a part of them.
 AUDITS = (
@@ -112,6 +114,8 @@ def run_audit(
 ) -> Report:
     """Makes every audit that the target allows.
 
+    In a process group every rank calls this, and gets the same report of the step that they make together.
+
     Formal guarantee:
 
     * Bounded: the report accuses a target that is what it claims with probability at most ``1 - confidence``.
@@ -128,6 +132,9 @@ def run_audit(
         seed: Seed of what the *auditor* chooses at random (blocks, directions, coins). If None, it is drawn afresh.
         on_verdict: Called with every verdict as soon as it is made. ``AUDITS`` lists their names.
     """
+    ranks = current_ranks()
+    if ranks is not None:  # the auditor of every rank makes the same choices
+        seed = ranks.of_first(lambda: secrets.randbits(62) if seed is None else seed, "the beginning of an audit")
     suite = _Suite(target, effort, corrected(confidence, STATISTICAL), seed)
     verdicts, began = list[Verdict](), perf_counter()
     for verdict in suite.verdicts():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +13,8 @@ from rich.table import Table
 
 from spectral_dp.cli.options import JsonOption, QuietOption, print_result, with_settings
 from spectral_dp.cli.progress import progress_bar
-from spectral_dp.experiments.settings import Settings, SettingsError
+from spectral_dp.experiments.launch import is_rank, run_ranks
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 from spectral_dp.files import write_json
 
 if TYPE_CHECKING:
@@ -61,6 +64,9 @@ def audit_command(
     audit_seed: Annotated[
         int | None, typer.Option(help="Seed of the auditor's own choices; drawn afresh by default.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Audit the step that so many processes on this machine make together.")
+    ] = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw canary scores and trade-off curve to this PNG.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the report to this file, as JSON.")] = None,
     as_json: JsonOption = False,
@@ -75,26 +81,60 @@ def audit_command(
     spectral-dp audit --dataset mnist --model lenet5 --epsilon 2 --batch-size 1024 --epochs 30 --full
     spectral-dp audit --dataset mnist --model lenet5 --epsilon 2 --target opacus
     spectral-dp audit --target mine.py:release --noise-multiplier 1.1 --max-grad-norm 1 --batch-size 64
+    spectral-dp audit --dataset mnist --model lenet5 --epsilon 2 --processes 2
     """  # noqa: D301  (\b is for click: keep these lines as they are)
     for option, path in (("--plot", plot), ("--out", out)):
         if path is not None and not path.parent.is_dir():
             raise SettingsError(f"{option} {path}: there is no directory {path.parent}")
+    if processes > 1 and not is_rank():
+        _refuse_for_ranks(run, given, target)  # once, before each of them would say so
+        code = run_ranks([sys.executable, "-m", "spectral_dp", *sys.argv[1:]], processes)
+        if code:
+            raise typer.Exit(code)
+        return
     sizes = {"input_shape": input_shape and _shape(input_shape), "classes": classes, "samples": samples}
-    audited = _target(run, given, target, sizes, {"dimension": dimension, "returns": returns})
-    report = _report(audited, full, confidence, audit_seed, quiet or as_json)
-    beside = _statistics(run, given, target)
-    other = None if beside is None else _report(beside, full, confidence, audit_seed, quiet or as_json)
+    function = {"dimension": dimension, "returns": returns}
+    with _group() as is_first:  # every rank makes the audit, and the first one tells of it
+        is_quiet = quiet or as_json or not is_first
+        report = _report(_target(run, given, target, sizes, function), full, confidence, audit_seed, is_quiet)
+        beside = _statistics(run, given, target)
+        other = None if beside is None else _report(beside, full, confidence, audit_seed, is_quiet)
     ok = report.ok and (other is None or other.ok)
     found = report.to_json() | ({"normalisation": other.to_json(), "ok": ok} if other else {})
-    if out is not None:
-        write_json(out, found)
-    if plot is not None and report.scores:  # none where no canary could be seen
-        from spectral_dp.experiments.audit_figure import draw_audit
+    if is_first:
+        if out is not None:
+            write_json(out, found)
+        if plot is not None and report.scores:  # none where no canary could be seen
+            from spectral_dp.experiments.audit_figure import draw_audit
 
-        draw_audit(report, plot)
-    print_result(found, Group(_table(report), *([_table(other)] if other else [])), as_json)
+            draw_audit(report, plot)
+        print_result(found, Group(_table(report), *([_table(other)] if other else [])), as_json)
     if not ok:
         raise typer.Exit(VIOLATION)
+
+
+def _group() -> AbstractContextManager[bool]:
+    """Joins the processes that audit together, if this is one of several; yields whether it is the first."""
+    if not is_rank():
+        return nullcontext(True)
+    from spectral_dp.experiments.follower import process_group
+
+    return process_group("cpu")
+
+
+def _refuse_for_ranks(run: Path | None, given: dict[str, Any], target: str) -> None:
+    from spectral_dp.experiments.follower import refuse_for_ranks
+
+    if target != "spectral":
+        raise SettingsError(f"--target {target} is audited in one process: leave --processes out")
+    refuse_for_ranks(_settings(run, given))
+
+
+def _settings(run: Path | None, given: dict[str, Any]) -> ResolvedSettings:
+    """Returns the settings of a run, or those that were given."""
+    from spectral_dp.experiments.run_directory import RunDirectory
+
+    return Settings.from_dict(given, source="the settings").resolved() if run is None else RunDirectory(run).settings()
 
 
 def _target(
@@ -127,12 +167,8 @@ def _target(
 def _statistics(run: Path | None, given: dict[str, Any], target: str) -> Target | None:
     """Returns the release of private statistics that comes before the training steps, if there is one."""
     from spectral_dp.experiments.audit_target import statistics_target
-    from spectral_dp.experiments.run_directory import RunDirectory
 
-    if target != "spectral":
-        return None
-    settings = Settings.from_dict(given, source="the settings").resolved() if run is None else None
-    return statistics_target(settings or RunDirectory(run or "").settings())
+    return statistics_target(_settings(run, given)) if target == "spectral" else None
 
 
 def _report(target: Target, full: bool, confidence: float, seed: int | None, quiet: bool) -> Report:

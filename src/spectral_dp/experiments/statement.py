@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ GENERATOR = (
     "Opacus drew noise and batches from torch's generator, which has 2^32 seeds: whoever tries them all can remove the "
     "noise. Its secure mode was not used"
 )
+SHARES = (
+    "each process drew an equal share of the noise: the processes are assumed to trust each other, and to keep their "
+    "shares secret"
+)
 SEEDED = (
     "noise and batches were drawn from a seed for the sake of reproducibility: whoever knows the seed can remove the "
     "noise, so this run is NOT private; it shows what a private run with these settings gives"
@@ -61,8 +66,17 @@ def provenance() -> dict[str, Any]:
     return found
 
 
-def privacy_statement(settings: ResolvedSettings, method: Method, made_by: dict[str, Any]) -> dict[str, Any]:
-    """Returns the statement as plain values; ``made_by`` is the :func:`provenance` of the run."""
+def privacy_statement(
+    settings: ResolvedSettings, method: Method, made_by: dict[str, Any], processes: Sequence[int] = (1,)
+) -> dict[str, Any]:
+    """Returns the statement as plain values.
+
+    Args:
+        settings: The settings of the run.
+        method: What trained.
+        made_by: The :func:`provenance` of the run.
+        processes: How many processes trained together; several numbers if the run went on with more or fewer of them.
+    """
     if not settings.is_private:
         nothing: dict[str, Any] = {"warnings": [], "not_covered": [], "made_by": made_by}
         return {"private": False, "mechanism": "none: ordinary training"} | nothing
@@ -87,6 +101,8 @@ def privacy_statement(settings: ResolvedSettings, method: Method, made_by: dict[
         "max_grad_norm": settings.sensitivity_bound,
         "sampling": "Poisson: every record takes part in every step with the sample rate, independently",
         **facts,
+        "processes": ", then ".join(map(str, processes)),
+        **({"noise_shares": SHARES} if max(processes) > 1 else {}),
         **feature_facts(settings),
         **fine_tuning_facts(settings),
         "ledger_identity": ledger.identity,  # with the head: which checkpoint this is the statement of

@@ -112,6 +112,7 @@ class Trainer:
     ) -> None:
         self.settings, self.directory, self.dataset = settings, directory, dataset
         self._show, self._is_stopped, self._ranks = show, is_stopped, current_ranks()
+        self._processes = [1 if self._ranks is None else self._ranks.size]  # of the whole run, in order
         network = build_network(settings, dataset.input_shape, dataset.classes)
         network = with_normalization(settings, network, dataset.input_shape)
         self.method = methods.start(settings, network, dataset)
@@ -256,7 +257,8 @@ class Trainer:
         return self._averaged.module if self._averaged is not None else self.model
 
     def _save(self) -> None:
-        extra = {"step": self.step, "seconds": self.seconds, "step_seconds": self._step_seconds}
+        extra: dict[str, Any] = {"step": self.step, "seconds": self.seconds, "step_seconds": self._step_seconds}
+        extra["processes"] = self._processes
         average = {} if self._averaged is None else {"average": self._averaged.state_dict()}
         self.method.save(self.directory.checkpoint, extra | average)
         self._saved = time.perf_counter()
@@ -269,6 +271,8 @@ class Trainer:
         extra = self.method.load(self.directory.checkpoint)
         self.step = int(extra["step"])
         self._seconds, self._step_seconds = float(extra["seconds"]), float(extra["step_seconds"])
+        before = extra.get("processes", [])  # no list in checkpoints of earlier versions
+        self._processes = before if before[-1:] == self._processes else [*before, *self._processes]
         if self._averaged is not None:
             self._averaged.load_state_dict(extra["average"])
         rows = self._checked_metrics(self.step)
@@ -293,7 +297,7 @@ class Trainer:
         raise Interrupted(f"stopped at step {self.step} of {self.steps}{kept}")
 
     def _finish(self) -> dict[str, Any]:
-        statement = privacy_statement(self.settings, self.method, self._made_by)
+        statement = privacy_statement(self.settings, self.method, self._made_by, self._processes)
         write_statement(statement, self.directory.path)
         result = self._result()
         own = getattr(result, "_module", result)  # its names are those of the user's model, not of Opacus' wrapper

@@ -5,9 +5,10 @@ import torch
 from tests.support import small_targets as small
 
 from spectral_dp import audit
-from spectral_dp.audit.instruments.noise_map import standardise_noise
+from spectral_dp.audit.instruments.noise_map import NoiseMap, Part, standardise_noise
 from spectral_dp.audit.instruments.noise_search import find_noise_map
 from spectral_dp.audit.targets.noise_control import Script
+from spectral_dp.audit.targets.target import Output
 
 
 def test_unfiltered_noise_is_white_at_the_claimed_deviation():
@@ -51,6 +52,21 @@ def test_standardised_noise_is_what_was_drawn(config):
     torch.testing.assert_close(found.sort().values.float(), draws.sort().values, rtol=1e-3, atol=1e-4)
     halved = [output._replace(noise_std=output.noise_std / 2) for output in target.outputs]
     torch.testing.assert_close(torch.cat(standardise_noise(release, noise, halved)), 2 * found)
+
+
+def test_draws_that_are_added_are_standardised_together():
+    """Catches shares of noise that are taken for draws of their own: each seems too small, and pairs to be equal."""
+    one = torch.randn(1, 6, 2).double()
+    apart, summed = Part(0, one, 5), Part(0, torch.cat([one, one], 2) / 2**0.5, 5)
+    assert apart.tells_its_draws
+    assert not summed.tells_its_draws
+    deviation = float(one.norm(dim=1)[0, 0])
+    outputs = [Output("weight", (5, 6), deviation)]
+    release = torch.randn(30).double()
+    found = [standardise_noise(release, NoiseMap((part,), 1, ""), outputs)[0] for part in (apart, summed)]
+    assert [len(numbers) for numbers in found] == [10, 10]
+    (axes,) = summed.eigen[1]
+    torch.testing.assert_close(found[1].view(5, 2), (release.view(5, 6) @ axes[:, -2:]) / deviation)
 
 
 def test_no_noise_at_all_is_a_map_of_zeros():

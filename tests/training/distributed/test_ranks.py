@@ -22,6 +22,10 @@ def test_tensors_are_added_and_taken_over(processes):
         assert words == {"from": 0}
 
 
+def test_every_rank_gets_the_values_of_all(processes):
+    assert processes.run(3, PROGRAMS + "values_of_all") == [["rank 0", "rank 1", "rank 2"]] * 3
+
+
 def test_an_error_of_the_first_rank_reaches_all_and_they_can_go_on(processes):
     (own, _), (others, met) = processes.run(2, PROGRAMS + "failing_on_the_first")
     assert own == "FileNotFoundError: no such file"

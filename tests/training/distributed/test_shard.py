@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from tests.support.group_doubles import AtTheRateOfAll, OfAllRecords
 from tests.support.poisson import poisson_p_values, table
 from torch.utils.data import TensorDataset
 
@@ -48,20 +49,6 @@ def test_each_record_is_in_one_shard(ranks, size):
 def test_all_ranks_together_draw_a_poisson_sample(ranks):
     p_values = poisson_p_values(table(of_all_ranks(ranks, secret), N), Q)
     assert min(p_values.values()) > ALPHA / len(p_values), p_values
-
-
-class OfAllRecords(ShardCoins):
-    """Every rank draws from all records, as if it were alone."""
-
-    def tosses(self, size, sample_rate, epoch, first_step):
-        return self.coins.tosses(size, sample_rate, epoch, first_step)
-
-
-class AtTheRateOfAll(ShardCoins):
-    """The batch size is taken for that of a rank, so that the shard is sampled at rate qR."""
-
-    def tosses(self, size, sample_rate, epoch, first_step):
-        return super().tosses(size, self.size * sample_rate, epoch, first_step)
 
 
 class WithAKeyOfAll(ShardCoins):

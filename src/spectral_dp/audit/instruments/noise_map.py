@@ -51,6 +51,12 @@ class Part:
         """Pseudo-inverse of the maps, ``(1 or L, M, k)``: back from the noise of a block to its draws."""
         return torch.linalg.pinv(self.maps)
 
+    @cached_property
+    def tells_its_draws(self) -> bool:
+        """Whether the noise of a block determines its draws. Draws that are summed cannot be told apart."""
+        columns = torch.eye(self.maps.shape[2], dtype=self.maps.dtype)
+        return bool(torch.isclose(self.inverse @ self.maps, columns, atol=1e-6).all())
+
     def along_axes(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Deviations of the noise and coordinates of ``y``, both ``(L, k)``, along the axes of the noise."""
         deviations, axes = self.eigen
@@ -148,7 +154,7 @@ def _undo(part: Part, release: Tensor, output: Output, floor: float) -> Tensor:
     lengths = part.maps.norm(dim=1)  # of every column, (1 or L, M)
     if part.maps.shape[1] == 1 and part.maps.shape[2] == 1:
         along, deviations = release[part.start : part.stop, None], lengths
-    elif part.maps.shape[2] <= part.maps.shape[1] and bool((lengths > floor).all()):
+    elif part.maps.shape[2] <= part.maps.shape[1] and bool((lengths > floor).all()) and part.tells_its_draws:
         blocks = release[part.start : part.stop].view(part.count, -1, 1)
         drawn = part.inverse @ blocks
         along, deviations = drawn.squeeze(2) * lengths, lengths

@@ -58,6 +58,11 @@ class Script(NoiseSource):
         self.shapes.append(tuple(shape))
         return out.view(tuple(shape))
 
+    def take_over(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Stands as if these shapes had been asked for, as another rank of the same release did."""
+        self.shapes = list(shapes)
+        self._position = sum(map(math.prod, shapes))
+
 
 class ScriptedCoins(Coins):
     """Coins that fall on the first so many records at every step. They hide nothing: for audits only."""

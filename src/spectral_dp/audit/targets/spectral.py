@@ -16,8 +16,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from spectral_dp.audit.targets.excitations import LayerProbe
+from spectral_dp.audit.targets.group import (
+    ScriptShare,
+    chosen_coins,
+    count_draws,
+    model_of_first,
+    require_same_release,
+)
 from spectral_dp.audit.targets.model import ModelTarget
-from spectral_dp.audit.targets.noise_control import Script, ScriptedCoins
+from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.samples import Batch
 from spectral_dp.audit.targets.target import Claim, Output, Record, SampledRun
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
@@ -25,6 +32,7 @@ from spectral_dp.mechanism.clipping import NonFiniteWarning
 from spectral_dp.mechanism.eigenvalue_filter import EigenvalueFilter
 from spectral_dp.mechanism.filters import IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter
 from spectral_dp.training.config import SpectralConfig
+from spectral_dp.training.distributed.ranks import current_ranks
 from spectral_dp.training.engine import PrivacyEngine
 from spectral_dp.training.optimizer import PrivateOptimizer
 from spectral_dp.training.sampling import PoissonLoader
@@ -38,6 +46,9 @@ STEADY = (IdentityFilter, LowPassFilter, PaperBandFilter, ShapedFilter, Eigenval
 
 class SpectralTarget(ModelTarget):
     """The training step of :class:`~spectral_dp.PrivacyEngine`.
+
+    If ``torch.distributed.init_process_group`` was called before, it is the step that all processes of the group make
+    together. All of them make the target and its audit, with the same arguments. Model and samples are those of rank 0.
 
     Args:
         model: The model. A copy of it is audited.
@@ -67,6 +78,10 @@ class SpectralTarget(ModelTarget):
         name: str = "spectral_dp",
         **options: Any,
     ) -> None:
+        self._ranks = ranks = current_ranks()
+        if ranks is not None:
+            model, name = model_of_first(ranks, model), f"{name}, {ranks.size} processes"
+            claim, batch, hostile = ranks.of_first(lambda: (claim, batch, hostile), "the beginning of an audit")
         super().__init__(model, claim, input_shape=input_shape, batch=batch, hostile=hostile)
         self.name, self._seed, self._runs = name, seed, itertools.count()
         self._options = {"max_grad_norm": claim.max_grad_norm} | options
@@ -97,10 +112,13 @@ class SpectralTarget(ModelTarget):
 
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
         """Makes one logical step on these records. Filters that learn forget it."""
-        training = self._chosen
-        training.optimizer.noise = self._own_noise if noise is None else noise
-        training.loader.coins = ScriptedCoins(len(records))  # splitting and loading are the loader's own
+        training, ranks = self._chosen, self._ranks
+        served = noise if noise is None or ranks is None else ScriptShare(noise, ranks)
+        training.optimizer.noise = self._own_noise if served is None else served
+        training.loader.coins = chosen_coins(ranks, len(records))  # splitting and loading are the loader's own
         released = next(self._steps(training, records))
+        if noise is not None and ranks is not None:
+            count_draws(ranks, noise)
         training.optimizer.gradients.load_filter_state(self._filters)
         training.optimizer.resume(0)
         return released
@@ -127,6 +145,8 @@ class SpectralTarget(ModelTarget):
             if loader.current.is_last:
                 gradients = [parameter.grad for parameter in self._released(optimizer)]
                 flat = torch.cat([g.detach().flatten().double() for g in gradients if g is not None])
+                if self._ranks is not None:
+                    require_same_release(self._ranks, flat)
                 yield flat * optimizer.expected_batch_size
 
     def _released(self, optimizer: PrivateOptimizer) -> list[nn.Parameter]:

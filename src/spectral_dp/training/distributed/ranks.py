@@ -148,6 +148,13 @@ class Ranks:
             raise RanksError(f"{place} failed on rank 0: {words}")
         return value
 
+    def of_each(self, value: Value, place: str) -> list[Value]:
+        """Returns the values of all ranks, by rank. They are sent as pickles, so keep them small."""
+        self.meet(place)
+        found: list[Any] = [None] * self.size
+        self._carry(place, lambda: dist.all_gather_object(found, value))
+        return found
+
     def tell(self, error: BaseException) -> None:
         """Leaves a note for the other ranks that this one ends because of an error."""
         if self._failure is None and self.is_current:  # or it only repeats what another rank has caused
