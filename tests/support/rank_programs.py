@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from spectral_dp import AdaptiveFilter, BlockCirculantLinear, PrivacyEngine, SpectralConfig, models
 from spectral_dp.accounting import Ledger
@@ -263,26 +263,46 @@ def averaging_run(options):
         Ranks.added = plain
 
 
-def private_run(differ=None, epochs=2, **options):
-    """Trains the small network with secret noise and batches, and returns its weights, ledger and epsilon."""
-    odd = dist.get_rank() == 1 and differ is not None
-    engine, model, optimizer, loader = setup(engine=PrivacyEngine(), **(options | (differ or {}) if odd else options))
+class Noisy(Dataset):
+    """Records with random numbers, from the global generator or from one of the dataset's own."""
+
+    def __init__(self, own):
+        self._records, self._generator = task(), torch.Generator() if own else None
+        if own:
+            self._generator.seed()
+
+    def __len__(self):
+        return len(self._records)
+
+    def __getitem__(self, i):
+        x, y = self._records[i]
+        return x + torch.randn(x.shape, generator=self._generator), y
+
+
+def private_run(differ=None, epochs=2, options=None):
+    """Trains the small network with secret noise and batches, and returns its weights, ledger and epsilon.
+
+    Args:
+        differ: The options in which rank 1 differs.
+        epochs: The number of epochs.
+        options: The options of all ranks.
+    """
+    own = differ if differ and dist.get_rank() == 1 else {}
+    engine, model, optimizer, loader = setup(engine=PrivacyEngine(), **(options or {}) | own)
     train(model, optimizer, loader, epochs)
     return weights(model), engine.accountant.ledger.state_dict(), engine.get_epsilon(1e-3)
 
 
-def run_within_a_budget():
-    """Trains for longer than was planned for, and returns how many steps were made."""
+def run_within_a_budget(differ=None):
+    """Trains for longer than was planned for, and returns how many steps were made. Rank 1 may have another budget."""
     engine, model = PrivacyEngine(), network("convolution")
+    budget = {"target_epsilon": 3.0, "target_delta": 1e-3, "epochs": 2, "stop_at_budget": True}
     _, optimizer, loader = engine.make_private_with_epsilon(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=DataLoader(task(), batch_size=BATCH),
-        target_epsilon=3.0,
-        target_delta=1e-3,
-        epochs=2,
         max_grad_norm=1.0,
-        stop_at_budget=True,
+        **budget | (differ if differ and dist.get_rank() == 1 else {}),
     )
     train(model, optimizer, loader, 4)
     return optimizer.noise_multiplier, optimizer.steps, engine.get_epsilon(1e-3)
@@ -303,6 +323,24 @@ def resumed_run(path, steps, save_at=None):
             if optimizer.steps == steps:
                 break
     return weights(model), engine.accountant.ledger.state_dict(), engine.get_epsilon(1e-3)
+
+
+def parting(path):
+    """Trains together, then each rank by itself with the same engine; the first loads what the second saved."""
+    engine, model, optimizer, loader = setup(engine=PrivacyEngine(), rehearsal=False)
+    train(model, optimizer, loader)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    os.environ["WORLD_SIZE"] = "1"
+    _, _, optimizer, loader = setup(model, engine, rehearsal=False)
+    train(model, optimizer, loader, 1 + rank)
+    if rank == 1:
+        engine.save_checkpoint(path=path, module=model)
+        return None
+    while not Path(path).exists():
+        time.sleep(0.05)
+    engine.load_checkpoint(path=path, module=model)
+    return None
 
 
 def loading_what_is_not_there(path):

@@ -59,14 +59,15 @@ class Ledger:
         self.relation = Relation(relation)
         self.identity = os.urandom(16).hex()
         self._entries: list[Entry] = []
-        self._become_a_writer()
+        self.sign_anew()
 
-    def _become_a_writer(self) -> None:
+    def sign_anew(self) -> None:
+        """Gives this object a new name as a writer, which no other object has, for the releases that it will record."""
         self._writer, self._process = os.urandom(8).hex(), os.getpid()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._become_a_writer()  # a copy records releases of its own
+        self.sign_anew()  # a copy records releases of its own
 
     @property
     def signature(self) -> tuple[str, str]:
@@ -95,7 +96,7 @@ class Ledger:
         """
         phase = checked_phase(noise_multiplier, sample_rate, steps)
         if os.getpid() != self._process:
-            self._become_a_writer()  # a forked process records releases of its own, too
+            self.sign_anew()  # a forked process records releases of its own, too
         self._append(Entry(self._writer, phase))
 
     def _append(self, entry: Entry) -> None:

@@ -31,6 +31,7 @@ from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.criterion import GhostMode, PlainMode, PrivateCriterion, check_mode
 from spectral_dp.training.distributed.joining import release_facts, share_ledger, share_model, stop_together
 from spectral_dp.training.distributed.ranks import Ranks, current_ranks
+from spectral_dp.training.distributed.same_records import require_same_records
 from spectral_dp.training.distributed.shard import ShardCoins
 from spectral_dp.training.distributed.shares import RankNoise, SharedNoise, add_noise_alone
 from spectral_dp.training.loaders import private_loader
@@ -238,6 +239,7 @@ class PrivacyEngine:
         gradients = ModelGradients(module, spectral.layer_configs(module))
         policy = clipping_policy(clipping, max_grad_norm, noise_allocation)
         books = Bookkeeping(self.accountant.ledger, loader.sample_rate, budget)
+        books.ledger.sign_anew()  # those who shared it in an earlier group may go on without each other
 
         def facts() -> dict[str, object]:
             return release_facts(gradients.named_parameters, books.ledger, private.steps, private.hyperparameters())
@@ -375,6 +377,10 @@ class PrivacyEngine:
             )
 
         self._ranks = current_ranks()
+        if self._ranks is not None:
+            budget = {"target_epsilon": target_epsilon, "target_delta": target_delta, "stop_at_budget": stop_at_budget}
+            planned_for = {"sample_rate": rate, "steps": steps, "other_releases": list(other_releases)}
+            self._ranks.meet("make_private_with_epsilon", {**budget, **planned_for})
         sigma = self._of_first(calibrated, "the calibration of the noise")
         make: Callable[..., PrivateParts | GhostParts] = self.make_private
         result = make(
@@ -548,7 +554,7 @@ class PrivacyEngine:
     def _join(self, ranks: Ranks, run: Run) -> None:
         """Begins a run together with the other ranks."""
         books, settings = run.books, {**run.settings(), "seed": self._coins.seed, "accountant": self.accountant.name}
-        settings["records"] = len(run.loader.dataset)  # type: ignore[arg-type]
+        require_same_records(ranks, len(run.loader.dataset), run.loader.read)  # type: ignore[arg-type]
         share_ledger(ranks, books.ledger, settings)
         run.loader.stop_when = stop_together(
             ranks, lambda: books.budget is not None and books.budget.stop, run.must_stop

@@ -94,6 +94,15 @@ def test_a_budget_stops_all_ranks_at_the_same_step(processes):
     assert spent <= 3.0
 
 
+@pytest.mark.parametrize(
+    "differ", [{"target_epsilon": 1.0}, {"target_delta": 1e-4}, {"epochs": 4}, {"stop_at_budget": False}]
+)
+def test_a_rank_with_another_budget_is_refused(processes, differ):
+    """The first rank calibrates the noise for all: it would be too little for a rank that asked for less."""
+    for error in processes.results(2, PROGRAMS + "run_within_a_budget", differ):
+        assert "at make_private_with_epsilon the ranks differ" in error.message
+
+
 def test_a_run_goes_on_with_another_number_of_ranks(processes, tmp_path):
     """Two ranks, then three, then one. The ledger continues, the batches are those of the seed."""
     path = str(tmp_path / "run.pt")
@@ -117,6 +126,14 @@ def test_an_interruption_does_not_change_a_reproducible_run(processes, tmp_path)
     processes.run(2, PROGRAMS + "resumed_run", path, 5, 5)
     resumed = processes.run(2, PROGRAMS + "resumed_run", path, 9)
     assert torch.equal(whole[0][0], resumed[0][0])
+
+
+def test_ranks_that_part_keep_ledgers_of_their_own(processes, tmp_path):
+    """Rank 0 made a step by itself that is missing in the longer ledger of rank 1: it must not be forgotten."""
+    first, second = processes.results(2, PROGRAMS + "parting", str(tmp_path / "run.pt"))
+    assert second is None
+    assert first.kind == "CheckpointError"
+    assert "both continued the same run, each by itself" in first.message
 
 
 def test_a_checkpoint_that_is_not_there_is_an_error_on_all_ranks(processes, tmp_path):

@@ -7,6 +7,7 @@ every rank, and so is the ledger.
 * ``ranks.py``: the group, and the few collective operations that everything here uses.
 * ``attendance.py``: who arrived at these operations, so that an error names the rank that did not.
 * ``shard.py``: the records of a rank, and their coins.
+* ``same_records.py``: all ranks list the same records in the same order.
 * ``shares.py``: the noise of a rank, and the all-reduce of the noisy sums.
 * ``joining.py``: how a run begins on all ranks: same settings, same parameters, same ledger.
 """

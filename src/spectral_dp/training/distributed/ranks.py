@@ -91,7 +91,8 @@ class Ranks:
         self._carry(place, partial(dist.all_reduce, table))
         found: Tensor = table.cpu()
         if not bool((found[:, 0] == 1).all()):
-            raise self._failed(f"at {place} the ranks were counted as {found[:, 0].tolist()}: restart all of them")
+            # What was counted is not shown: it may be part of a sum that another rank sent, with too little noise.
+            raise self._failed(f"at {place} not every rank was counted once: restart all of them")
         if not bool((found[:, 1:3] == found[0, 1:3]).all()):
             self._fail_by_difference(place, described)
         return Meeting(int(found[:, 0].sum()), bool(found[:, 3].any()))
@@ -112,8 +113,8 @@ class Ranks:
             own = [tensors[i] for i in places]
             flat = torch.cat([*(tensor.reshape(-1) for tensor in own), own[0].new_ones(1)]).to(self._wire(kind[1]))
             self._carry("the sum over ranks", partial(dist.all_reduce, flat))
-            if (counted := float(flat[-1])) != ranks:
-                raise self._failed(f"{counted:g} ranks were added, but {ranks} had met: restart all of them")
+            if float(flat[-1]) != ranks:
+                raise self._failed(f"others were added than the {ranks} ranks that had met: restart all of them")
             pieces = flat[:-1].to(kind[1]).split([tensor.numel() for tensor in own])
             sums |= {i: piece.view(tensors[i].shape) for i, piece in zip(places, pieces, strict=True)}
         return [sums[i] for i in range(len(tensors))]
