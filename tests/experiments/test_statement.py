@@ -12,6 +12,7 @@ from spectral_dp.experiments.statement import as_markdown, privacy_statement, pr
 
 MADE_BY = {"spectral_dp": "0", "torch": "0"}
 INFINITE = float("inf")
+CONTROL = "spectral_dp.experiments.training_images:digits"
 
 
 def statement(settings, epsilon=1.99999):
@@ -52,6 +53,8 @@ def test_the_number_of_processes_is_stated_with_what_it_assumes(private):
         ({"reproducible": True}, 1.0, "NOT private"),
         ({"delta": 0.5}, 1.0, "protects nobody"),
         ({}, INFINITE, "epsilon is infinite"),
+        ({"features": "patches", "feature_options": {"prior": CONTROL}}, 1.0, module.NOT_PUBLIC),
+        ({"features": "patches", "feature_rank": 5, "feature_prior": CONTROL}, 1.0, module.NOT_PUBLIC),
     ],
 )
 def test_what_is_not_private_is_not_called_so(private, change, epsilon, warning):
@@ -67,6 +70,13 @@ def test_what_is_not_private_is_not_called_so(private, change, epsilon, warning)
 )
 def test_what_else_there_is_to_know_is_said(private, change, warning):
     assert statement(dataclasses.replace(private, **change))["warnings"] == [warning]
+
+
+def test_what_is_not_public_is_not_said_to_cost_nothing(private):
+    options = {"features": "patches", "feature_options": {"prior": CONTROL}}
+    said = statement(dataclasses.replace(private, **options))["features"]
+    assert "the training records themselves, for which nothing was charged" in said
+    assert "nothing of them is released" not in said
 
 
 def test_ordinary_training_guarantees_nothing(tiny):

@@ -1,11 +1,21 @@
 """Generated images: bytes of any size and number of channels, decided by the name of a prior and a seed."""
 
 import itertools
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from spectral_dp.priors import PRIORS, DeadLeaves, generate_images, get_prior, image_batches
+from spectral_dp.priors import (
+    PRIORS,
+    DeadLeaves,
+    ImagePrior,
+    generate_images,
+    get_prior,
+    image_batches,
+    prior_assumption,
+)
 from spectral_dp.priors.images import BATCH
 
 
@@ -76,3 +86,27 @@ def test_what_cannot_be_drawn_is_refused():
         generate_images("strokes", 2, (1, 0, 28))
     with pytest.raises(ValueError, match="count must be at least 1"):
         generate_images("strokes", 0, (1, 28, 28))
+
+
+class Stripes(ImagePrior):
+    """A prior of a user's own."""
+
+    kind = "stripes"
+
+
+def test_a_prior_of_ones_own_is_found_by_its_import_path(monkeypatch):
+    class Drawn(Stripes):
+        def draw(self, count, shape, generator):
+            return torch.rand(count, *shape, generator=generator)
+
+    monkeypatch.setitem(sys.modules, "my_priors", SimpleNamespace(stripes=Drawn, number=int))
+    assert isinstance(get_prior("my_priors:stripes"), Drawn)
+    assert "the user's own prior, who vouches" in prior_assumption("my_priors:stripes"), "we cannot vouch for it"
+    with pytest.raises(TypeError, match="makes a int, which is no ImagePrior"):
+        get_prior("my_priors:number")
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_of_our_own_priors_we_say_that_no_record_was_read(name):
+    assert prior_assumption(name) == "no record was read for them"
+    assert get_prior(name).is_public

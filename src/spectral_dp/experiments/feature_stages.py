@@ -23,6 +23,7 @@ from spectral_dp.features.pipeline import shape_after
 from spectral_dp.features.projected import projected_shape
 from spectral_dp.features.views import VIEWS, View
 from spectral_dp.models import FeatureNetwork
+from spectral_dp.priors import get_prior, prior_assumption
 
 
 def reads_features(settings: ResolvedSettings) -> bool:
@@ -127,12 +128,24 @@ def is_filtered_in_cache(settings: ResolvedSettings) -> bool:
     )
 
 
+def features_are_public(settings: ResolvedSettings) -> bool:
+    """Returns whether the features of a run depend on no other private record than the one they are of."""
+    if settings.features is None:
+        return True
+    is_projected = settings.feature_rank or settings.feature_channels
+    return getattr(extractor_of(settings), "is_public", True) and (
+        not is_projected or get_prior(settings.feature_prior).is_public
+    )
+
+
 def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
     """Returns what the privacy statement says of the features of a run; nothing if it reads images."""
     if settings.features is None:
         return {}
     general = extractor_entry(settings.features).assumption
     assumption = getattr(extractor_of(settings), "assumption", general)  # a front end may know more of itself
+    if not features_are_public(settings):
+        return {"features": f"{settings.features}: {assumption}; or they were projected on axes that are not public"}
     facts = {
         "features": f"{settings.features}: {assumption}. They are a fixed public function of one record, so nothing of "
         "them is released or charged; cached, they are as private as the records"
@@ -143,7 +156,8 @@ def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
         )
         facts["projection"] = (
             f"on {what}, in a basis and with gains from {settings.feature_prior_images} generated images "
-            f"({settings.feature_prior}): no record was read for it, so nothing of it is released or charged"
+            f"({settings.feature_prior}): {prior_assumption(settings.feature_prior)}, so nothing of it is released or "
+            "charged"
         )
     return facts
 

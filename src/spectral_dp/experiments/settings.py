@@ -135,7 +135,9 @@ class _Options:
         None, "Scale the features of each record to unit length, or not (default: unit with --feature-rank)."
     )
     feature_prior: str = _data(
-        "dead-leaves", "Generated images of the axes: dead-leaves, grey-leaves, strokes, one-over-f or white-noise."
+        "dead-leaves",
+        "Generated images of the axes: dead-leaves, grey-leaves, strokes, one-over-f, white-noise; or your own as "
+        "package.module:factory.",
     )
     feature_prior_images: int = _data(8000, "Number of these images.")
     feature_noise_multiplier: float = _data(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spectral_dp._version import __version__
-from spectral_dp.experiments.feature_stages import feature_facts
+from spectral_dp.experiments.feature_stages import feature_facts, features_are_public
 from spectral_dp.experiments.fine_tuning import fine_tuning_facts
 from spectral_dp.experiments.method import Method
 from spectral_dp.experiments.rounding import rounded_up
@@ -49,6 +49,11 @@ SEEDED = (
     "noise, so this run is NOT private; it shows what a private run with these settings gives"
 )
 
+NOT_PUBLIC = (
+    "the features were made with statistics of the private records that were neither noised nor charged: this run is a "
+    "control and is NOT private"
+)
+
 
 def provenance() -> dict[str, Any]:
     """Returns the versions that made a result, and the commit where the package lies in a git repository."""
@@ -85,6 +90,8 @@ def privacy_statement(
     assert ledger is not None
     finite = epsilon < float("inf")
     warnings = [SEEDED] * settings.reproducible + [UNSAFE] * settings.unsafe_diagnostics
+    is_public = features_are_public(settings)
+    warnings += [NOT_PUBLIC] * (not is_public)
     if not finite:
         warnings.append("without noise nothing is guaranteed: epsilon is infinite")
     records = facts["expected_batch_size"] / facts["sample_rate"]
@@ -94,7 +101,7 @@ def privacy_statement(
     if settings.method == "opacus" and not settings.reproducible:
         warnings.append(GENERATOR)
     return {
-        "private": finite and protects and not settings.reproducible,
+        "private": finite and protects and is_public and not settings.reproducible,
         "mechanism": _NAMES[settings.method],
         "epsilon": epsilon if finite else None,
         "delta": settings.delta,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
 from spectral_dp.features.registry import ImageFacts, register_extractor
-from spectral_dp.priors import ImagePrior, get_prior
+from spectral_dp.priors import ImagePrior, get_prior, prior_assumption
 from spectral_dp.priors.dictionary import learn_dictionary, shrunk
 from spectral_dp.priors.patches import normalised_patches
 
@@ -101,6 +101,16 @@ class Patches:
     def name(self) -> str:
         """The name of the front end."""
         return "patches"
+
+    @property
+    def assumption(self) -> str:
+        """What a privacy statement says of where the features come from."""
+        return f"responses to patches of generated images; {prior_assumption(self.prior)}"
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the features depend on no private record but the one they are of."""
+        return get_prior(self.prior).is_public
 
     @property
     def settings(self) -> Mapping[str, Any]:

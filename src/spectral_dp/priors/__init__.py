@@ -12,7 +12,7 @@ released, nothing of it is charged to a privacy budget, and it may be used in ev
 
 from spectral_dp.priors.generated_spectrum import spectrum_of
 from spectral_dp.priors.generator import ImagePrior
-from spectral_dp.priors.images import PRIORS, generate_images, get_prior, image_batches
+from spectral_dp.priors.images import PRIORS, generate_images, get_prior, image_batches, prior_assumption
 from spectral_dp.priors.leaves import DeadLeaves
 from spectral_dp.priors.noise_fields import OneOverF, WhiteNoise
 from spectral_dp.priors.spectrum import Spectrum, principal_axes
@@ -30,5 +30,6 @@ __all__ = [
     "get_prior",
     "image_batches",
     "principal_axes",
+    "prior_assumption",
     "spectrum_of",
 ]

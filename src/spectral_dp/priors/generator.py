@@ -16,11 +16,18 @@ Shape: TypeAlias = tuple[int, ...]
 class ImagePrior(ABC):
     """A law of images. Subclasses are frozen dataclasses, whose fields are the settings of the law.
 
-    Formal guarantee. A prior has no access to any record: its images depend on its settings and on a seed only.
+    Formal guarantee. A prior has no access to any record: its images depend on its settings and on a seed only. One
+    that breaks this, as a control, says so by ``is_public``, and a run with it is called not private in its statement.
     """
 
     #: Name of the kind of images.
     kind: ClassVar[str]
+
+    #: Whether images depend on no private record. A run with a prior that is not public is not private.
+    is_public: ClassVar[bool] = True
+
+    #: What a privacy statement says of where the images of a prior of one's own come from.
+    assumption: ClassVar[str] = "they are of the user's own prior, who vouches that no private record was read for it"
 
     #: Version of the images that the settings give: another version is another prior.
     version: ClassVar[int] = 1

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from spectral_dp.import_paths import imported_factory
 from spectral_dp.priors.generator import ImagePrior, Shape
 from spectral_dp.priors.leaves import DeadLeaves
 from spectral_dp.priors.noise_fields import OneOverF, WhiteNoise
@@ -29,12 +30,27 @@ BATCH = 64
 
 
 def get_prior(prior: str | ImagePrior) -> ImagePrior:
-    """Returns the prior of this name. If the argument is a prior already, it is returned unchanged."""
+    """Returns the prior of this name: one of :data:`PRIORS`, or your own as ``package.module:factory``.
+
+    If the argument is a prior already, it is returned unchanged.
+    """
     if isinstance(prior, ImagePrior):
         return prior
-    if prior not in PRIORS:
-        raise ValueError(f"unknown prior {prior!r}: choose one of {', '.join(map(repr, PRIORS))}")
-    return PRIORS[prior]
+    if prior in PRIORS:
+        return PRIORS[prior]
+    if ":" not in prior:
+        listed = ", ".join(map(repr, PRIORS))
+        raise ValueError(f"unknown prior {prior!r}: choose one of {listed}, or give your own as package.module:factory")
+    made = imported_factory(prior, "prior")()
+    if not isinstance(made, ImagePrior):
+        raise TypeError(f"{prior} makes a {type(made).__name__}, which is no ImagePrior: derive its class from it")
+    return made
+
+
+def prior_assumption(prior: str | ImagePrior) -> str:
+    """Returns what a privacy statement says of where the images of a prior come from."""
+    law = get_prior(prior)
+    return "no record was read for them" if type(law) in map(type, PRIORS.values()) else law.assumption
 
 
 def image_batches(prior: str | ImagePrior, shape: Shape, seed: int = 0) -> Iterator[Tensor]:
