@@ -3,6 +3,7 @@
 - ``calibration``: computes epsilon and delta of equal steps, and the noise or the number of steps for a target. Its
   docstring states the guarantee of this folder.
 - ``ledger``: lists the releases that were made, in order, and computes what they have spent together.
+- ``selection``: computes what it costs to run several trials and to release the best.
 - ``budget``: decides whether one more step stays within a planned budget.
 - ``privacy_loss``: computes what phases of steps spend. It is built on ``pairs`` (the dominating pairs of one step),
   ``composition`` (discretised privacy losses) and ``coarsening`` (schedules with many different steps).
@@ -23,11 +24,14 @@ from spectral_dp.accounting.privacy_loss import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
+from spectral_dp.accounting.selection import Selection, TrialsLaw
 
 __all__ = [
     "Accountant",
     "Ledger",
     "Phase",
+    "Selection",
+    "TrialsLaw",
     "calibrate_noise",
     "calibrate_steps",
     "delta",

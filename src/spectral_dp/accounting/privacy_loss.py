@@ -31,7 +31,7 @@ NOISE_RANGE = (1e-2, 1e7)  # noise multipliers that PLD accounts for in sampled 
 
 # Any set of orders gives a valid bound. Fractional orders below 3.5 are left out, because for them the series of
 # Mironov, Talwar & Zhang 2019 (sec. 3.3) can need more terms than dp_accounting computes.
-_ORDERS = (2, 3, *(a / 10 for a in range(35, 110)), *range(11, 64), 72, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+ORDERS = (2, 3, *(a / 10 for a in range(35, 110)), *range(11, 64), 72, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 _RDP_ROUNDING = 1e-14  # absolute error of one step's Rényi divergence; it is added, so that no result is negative
 _MAX_GRID = 2**16  # largest number of points on the positive half of one step's discretised privacy loss
 _NO_NOISE = 1e-4  # a smaller noise multiplier counts as no noise, since epsilon would exceed 10^7
@@ -86,10 +86,10 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
     if phases[0].noise_multiplier < _NO_NOISE:  # that of all unsampled steps together
         return Spending(lambda _: math.inf, lambda _: 1.0)
     if accountant == "rdp":
-        divergence = sum(phase.steps * _renyi_divergence(*phase[:2]) for phase in phases)
+        curve = _renyi_sum(phases)
         return Spending(
-            lambda delta: float(renyi.compute_epsilon(_ORDERS, divergence, delta)[0]),
-            lambda epsilon: float(renyi.compute_delta(_ORDERS, divergence, epsilon)[0]),
+            lambda delta: float(renyi.compute_epsilon(ORDERS, curve, delta)[0]),
+            lambda epsilon: float(renyi.compute_delta(ORDERS, curve, epsilon)[0]),
         )
     if not sampled:
         sigma = phases[0].noise_multiplier
@@ -110,6 +110,18 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
         return min(1.0, max(losses.delta(epsilon) for losses in _privacy_losses(phases, relation, level)) + rounding)
 
     return Spending(pld_epsilon, pld_delta)
+
+
+def renyi_curve(phases: Iterable[Phase]) -> NDArray[np.float64]:
+    """Returns the Rényi divergence of the phases together at each of ``ORDERS``, for add-or-remove-one neighbours."""
+    phases, _ = gathered(phases)
+    if any(phase.noise_multiplier < _NO_NOISE for phase in phases):
+        return np.full(len(ORDERS), np.inf)
+    return _renyi_sum(phases)
+
+
+def _renyi_sum(phases: Iterable[Phase]) -> NDArray[np.float64]:
+    return sum((phase.steps * _renyi_divergence(*phase[:2]) for phase in phases), np.zeros(len(ORDERS)))
 
 
 def check_accountant(accountant: object, relation: Relation) -> None:
@@ -145,8 +157,8 @@ def gathered(phases: Iterable[Phase], least_noise: float = 0.0, least_level: int
 
 @lru_cache(maxsize=1024)
 def _renyi_divergence(noise_multiplier: float, sample_rate: float) -> NDArray[np.float64]:
-    """Returns the Rényi divergence of one step at each of ``_ORDERS`` (Mironov, Talwar & Zhang 2019)."""
-    accountant = dp_accounting.rdp.RdpAccountant(_ORDERS)
+    """Returns the Rényi divergence of one step at each of ``ORDERS`` (Mironov, Talwar & Zhang 2019)."""
+    accountant = dp_accounting.rdp.RdpAccountant(ORDERS)
     accountant.compose(
         dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier))
     )
