@@ -18,6 +18,7 @@ from spectral_dp.cli.features import features_command
 from spectral_dp.cli.report import report_command
 from spectral_dp.cli.reproduce import reproduce_command
 from spectral_dp.cli.train import train_command
+from spectral_dp.cli.tune import tune_command
 from spectral_dp.cli.weights import weights_app
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ def main(
 
 app.command("budget")(budget_command)
 app.command("train")(train_command)
+app.command("tune")(tune_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)
 app.command("reproduce")(reproduce_command)

@@ -64,6 +64,7 @@ def run_all(
     jobs: int = 1,
     show: Callable[[RunsProgress], None] = lambda _: None,
     start: Callable[[ResolvedSettings, RunDirectory, Path, int], subprocess.Popen[bytes]] = start_process,
+    failed: Callable[[str, int], None] = lambda name, code: None,
 ) -> None:
     """Makes every run that is not finished, in ``root / name``.
 
@@ -73,6 +74,7 @@ def run_all(
         jobs: How many runs to make at a time. The processor's cores are shared out among them.
         show: Called now and then with how far the runs are.
         start: Starts one run, given its settings, its directory, its log file and how many threads it may use.
+        failed: Called at once with the name of a run that failed, and its exit code (negative: killed by that signal).
 
     Raises:
         RunsFailed: After all others are done, if runs failed; says which, and why.
@@ -91,8 +93,9 @@ def run_all(
                 name = waiting.pop(0)
                 running[name] = start(runs[name], directories[name], _log(root, name), threads)
             for name in [name for name, process in running.items() if process.poll() is not None]:
-                if running.pop(name).returncode != 0:
+                if (code := running.pop(name).returncode) != 0:
                     failures[name] = _last_words(_log(root, name))
+                    failed(name, code)
             finished = len(runs) - len(waiting) - len(running) - len(failures)
             shares = {name: len(directories[name].metrics()) / _evaluations(runs[name]) for name in running}
             show(RunsProgress(finished, len(runs), shares))
