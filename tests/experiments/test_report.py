@@ -161,6 +161,7 @@ class TestMarks:
         text = words(page(run={}))
         assert "(1.5, 1e-05)-differential privacy with respect to adding or removing one record." in text
         assert "at most 4.482 times as probable, plus 1e-05" in text  # exp(1.5) = 4.4816...
+        assert "If both answers were equally likely beforehand, the attacker is right at most" in text
         assert "settings chosen by looking at results" in text
 
     def test_epsilon_is_rounded_up(self, page, tmp_path):

@@ -36,7 +36,9 @@ def test_a_run_leaves_everything_that_is_promised(tmp_path, tiny):
     summary, directory = run(tmp_path, tiny(epsilon=2.0, epochs=3))
     names = {path.name for path in directory.path.iterdir()}
     promised = {"config.json", "metrics.jsonl", "checkpoint.pt", "layers.json", "weights.safetensors", "summary.json"}
-    assert promised | {"privacy.json", "privacy.md", "accuracy.png", "epsilon.png", "noise.png"} <= names
+    assert (
+        promised | {"privacy.json", "privacy.md", "MODEL_CARD.md", "accuracy.png", "epsilon.png", "noise.png"} <= names
+    )
     rows = directory.metrics()
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert [row["step"] for row in rows] == [4, 8, 12]

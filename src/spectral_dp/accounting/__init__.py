@@ -4,6 +4,7 @@
   docstring states the guarantee of this folder.
 - ``ledger``: lists the releases that were made, in order, and computes what they have spent together.
 - ``selection``: computes what it costs to run several trials and to release the best.
+- ``membership``: what a guarantee means for one record: how often an attacker who guesses can be right.
 - ``budget``: decides whether one more step stays within a planned budget.
 - ``privacy_loss``: computes what phases of steps spend. It is built on ``pairs`` (the dominating pairs of one step),
   ``composition`` (discretised privacy losses) and ``coarsening`` (schedules with many different steps).

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spectral_dp.cli.options import JsonOption, with_settings
 from spectral_dp.cli.progress import run_all
+from spectral_dp.cli.tables import print_wrapped
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
 DEFAULT_ARMS = ("nonprivate", "dpsgd", "spectral")
@@ -59,12 +59,8 @@ def compare_command(
     if as_json:
         typer.echo((root / "comparison.json").read_text())
         return
-    shown = Table(*table.headings, title=_title(arms), caption=comparison.caption())
-    for line in table.lines:
-        shown.add_row(*line)
-    console = Console()
-    console.print(shown)
-    console.print(f"runs, plots and comparison.json in {root}; spectral-dp report {root} draws a page of them")
+    print_wrapped(table.headings, table.lines, title=_title(arms), caption=comparison.caption())
+    Console().print(f"runs, plots and comparison.json in {root}; spectral-dp report {root} draws a page of them")
 
 
 def _arms(common: dict[str, Any], listed: dict[str, Any], asked: list[str]) -> dict[str, ResolvedSettings]:

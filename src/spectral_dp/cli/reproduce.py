@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from spectral_dp.cli.options import plain_errors
 from spectral_dp.cli.progress import INTERRUPTED, run_all
+from spectral_dp.cli.tables import print_wrapped
 
 if TYPE_CHECKING:
     from spectral_dp.experiments.recipe import Recipe
@@ -80,7 +79,6 @@ def reproduce_command(
 
 
 def _list(recipes: list[Recipe]) -> None:
-    table = Table("name", "title", "in the paper", "runs", caption=f"runs: at {recipes[0].scale} scale, with all seeds")
-    for recipe in recipes:
-        table.add_row(recipe.name, recipe.title, recipe.source, str(len(recipe.grid().runs())))
-    Console().print(table)
+    lines = [(recipe.name, recipe.title, recipe.source, str(len(recipe.grid().runs()))) for recipe in recipes]
+    caption = f"runs: at {recipes[0].scale} scale, with all seeds"
+    print_wrapped(("name", "title", "in the paper", "runs"), lines, caption=caption)

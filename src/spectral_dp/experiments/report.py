@@ -6,7 +6,6 @@ on held-out samples always appears with what it assumes.
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from spectral_dp._version import __version__
-from spectral_dp.experiments import figures
+from spectral_dp.experiments import figures, in_words
+from spectral_dp.experiments.baseline import beside_dpsgd
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.results import Group, differing, group_by_settings
 from spectral_dp.experiments.rounding import duration, rounded_up
@@ -30,7 +30,6 @@ from spectral_dp.files import write_text
 
 UNSAFE_MARK = "computed from raw private data, outside the guarantee: not to be published"
 _ASSUMPTION = HELD_OUT[:1].upper() + HELD_OUT[1:] + "."
-_NEIGHBOURS = {"add_or_remove_one": "adding or removing one record", "replace_one": "replacing one record by another"}
 
 
 def write_report(runs: Sequence[RunDirectory], path: str | os.PathLike[str], *, public: bool = False) -> None:
@@ -69,13 +68,13 @@ def _html(groups: Sequence[Group], public: bool) -> str:
         unsafe_mark=UNSAFE_MARK,
         comparison=_comparison(groups) if len(groups) > 1 else None,
         pictures=_curves(groups),
-        sections=[_section(group, public) for group in groups],
+        sections=[_section(group, groups, public) for group in groups],
     )
 
 
 def _comparison(groups: Sequence[Group]) -> dict[str, Any]:
     """Returns the table of the results, and the settings that differ."""
-    labels, facts, settings = zip(*((g.label, _facts(g), _settings(g.first)) for g in groups), strict=True)
+    labels, facts, settings = zip(*((g.label, _facts(g, groups), _settings(g.first)) for g in groups), strict=True)
     names = [name for name in facts[0] if name != "runs"]
     return {
         "heads": ["run", *names],
@@ -101,14 +100,14 @@ def _curves(groups: Sequence[Group]) -> list[tuple[Figure, str]]:
     return pictures
 
 
-def _section(group: Group, public: bool) -> dict[str, Any]:
+def _section(group: Group, groups: Sequence[Group], public: bool) -> dict[str, Any]:
     """Returns everything about a group but its curves."""
     run, unsafe = group.first, [] if public else [run for run in group.runs if run.has_unsafe]
     epochs = f"{run.last.get('epoch', 0)} of {run.settings.epochs} epochs"
     return {
         "title": group.label,
         "unfinished": "" if run.is_finished else epochs,
-        "facts": list(_facts(group).items()),
+        "facts": list(_facts(group, groups).items()),
         "note": _ASSUMPTION if run.settings.is_private else "Accuracy is on held-out samples.",
         "statement": _statement(run),
         "layers": _layers(run) if run.layers else None,
@@ -154,12 +153,13 @@ def _unsafe(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     return {"picture": picture, "heads": ["run", "epoch", *map(_words, names)], "rows": rows}
 
 
-def _facts(group: Group) -> dict[str, str]:
-    """The result of a group."""
+def _facts(group: Group, groups: Sequence[Group]) -> dict[str, str]:
+    """The result of a group; beside DP-SGD, where the others hold it."""
     runs, settings = group.runs, group.first.settings
     sigma = (group.first.summary or settings.to_dict())["noise_multiplier"]
     return {
         "held-out accuracy": _accuracy(group),
+        "DP-SGD at the same epsilon": beside_dpsgd(group, groups) or "–",
         "epsilon": group.epsilon_text() or "–",
         "delta": _text(settings.delta) if settings.is_private else "–",
         "guarantee": group.first.guarantee,
@@ -192,28 +192,24 @@ def _statement(run: RecordedRun) -> dict[str, Any]:
         so_far = "" if spent is None else f"; at its last evaluation the run had spent epsilon {rounded_up(spent)}"
         seeded = [SEEDED] if run.settings.reproducible else []
         return {"warnings": [f"the statement is made when the run is finished{so_far}", *seeded]}
-    told = ("private", "epsilon", "delta", "relation", "covers", "warnings", "mechanism", "not_covered")
-    others = [[_words(name), _text(value)] for name, value in _flat(run.statement).items() if name not in told]
+    told = ("private", "epsilon", "delta", "attack_odds", "relation", "covers", "warnings", "mechanism", "not_covered")
+    untold = _flat({name: value for name, value in run.statement.items() if name not in told})
+    others = [[_words(name), _text(value)] for name, value in untold.items()]
     return run.statement | {"others": others} | _promise(run.statement)
 
 
 def _promise(statement: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what is guaranteed, with its numbers rounded to the safe side; and what must be known beside it."""
-    epsilon, warnings = statement.get("epsilon"), statement.get("warnings", [])
-    if epsilon is None:
+    warnings = statement.get("warnings", [])
+    if statement.get("epsilon") is None:
         return {"warnings": ["no guarantee: epsilon is infinite", *warnings]}
-    delta = _text(statement["delta"])
-    neighbours = _NEIGHBOURS.get(statement["relation"], _words(statement["relation"]))
-    promise = f"({rounded_up(epsilon)}, {delta})-differential privacy with respect to {neighbours}"
+    promise, one_person = in_words.promise(statement), in_words.for_one_person(statement)
     if not statement["private"]:
         refusal = f"not private; with noise that nobody knows, the same settings give {promise}"
-        return {"warnings": [refusal, *warnings]}
-    factor = rounded_up(math.exp(epsilon)) if epsilon < 10 else f"exp({rounded_up(epsilon)})"
-    meaning = (
-        f"It covers {statement['covers']}: {neighbours} makes anything that can be seen there at most {factor} times "
-        f"as probable, plus {delta}."
-    )
-    return {"promise": promise, "meaning": meaning, "warnings": warnings}
+        return {"warnings": [refusal, *warnings], "hypothetical": one_person}
+    neighbours, factor = in_words.neighbours(statement), in_words.probability_factor(statement)
+    meaning = f"It covers {statement['covers']}: {neighbours} makes anything that can be seen there {factor}."
+    return {"promise": promise, "meaning": meaning, "one_person": one_person, "warnings": warnings}
 
 
 def _sentence(text: str) -> str:

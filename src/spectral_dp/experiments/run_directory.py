@@ -6,6 +6,7 @@ checkpoint.pt         everything needed to go on
 layers.json           what is released of each layer, and the noise on it
 weights.safetensors   the final weights
 privacy.json, .md     the privacy statement
+MODEL_CARD.md         what the model is and promises, with questions for its owner
 summary.json          the result; its presence says that the run is finished
 accuracy.png, ...     plots
 """

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 from spectral_dp._version import __version__
+from spectral_dp.accounting import Ledger
+from spectral_dp.accounting.membership import guarantees_of
 from spectral_dp.experiments.feature_stages import feature_facts, features_are_public
 from spectral_dp.experiments.fine_tuning import fine_tuning_facts
+from spectral_dp.experiments.in_words import attack_odds, for_one_person
 from spectral_dp.experiments.method import Method
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings
@@ -27,7 +30,7 @@ _NAMES = {
 }
 
 #: What ``privacy.md`` tells in another way than as a line of its list.
-_TOLD = ("private", "epsilon", "delta", "relation", "warnings", "not_covered", "spectral", "made_by")
+_TOLD = ("private", "epsilon", "delta", "attack_odds", "relation", "warnings", "not_covered", "spectral", "made_by")
 
 #: What a private run says of figures that are not covered.
 HELD_OUT = "accuracy on held-out samples assumes that these are public, or not part of what is protected"
@@ -105,6 +108,7 @@ def privacy_statement(
         "mechanism": _NAMES[settings.method],
         "epsilon": epsilon if finite else None,
         "delta": settings.delta,
+        **({"attack_odds": _odds(settings, ledger, epsilon)} if finite else {}),
         "max_grad_norm": settings.sensitivity_bound,
         "sampling": "Poisson: every record takes part in every step with the sample rate, independently",
         **facts,
@@ -119,6 +123,10 @@ def privacy_statement(
         "warnings": warnings,
         "made_by": made_by,
     }
+
+
+def _odds(settings: ResolvedSettings, ledger: Ledger, epsilon: float) -> dict[str, float]:
+    return attack_odds([(epsilon, settings.delta), *guarantees_of(ledger, settings.accountant)])
 
 
 def write_statement(statement: dict[str, Any], directory: Path) -> None:
@@ -137,6 +145,8 @@ def as_markdown(statement: dict[str, Any]) -> str:
             f"{statement['relation'].replace('_', ' ')}."
         )
     lines = ["# Privacy statement", "", head, ""]
+    if statement.get("epsilon") is not None:
+        lines += [for_one_person(statement), ""]
     lines += [f"> **{warning}**\n" for warning in statement.get("warnings", [])]
     lines += [f"- {name.replace('_', ' ')}: {value}" for name, value in statement.items() if name not in _TOLD]
     lines += [f"- spectral {k.replace('_', ' ')}: {v}" for k, v in statement.get("spectral", {}).items()]

@@ -29,6 +29,7 @@ from spectral_dp.experiments.figures import draw_run
 from spectral_dp.experiments.fine_tuning import check_fine_tuning, is_fine_tuned, network_data
 from spectral_dp.experiments.layer_facts import describe_layers
 from spectral_dp.experiments.method import PRETRAINED_ROWS, Batch, TrainingData
+from spectral_dp.experiments.model_card import write_model_card
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
@@ -321,6 +322,7 @@ class Trainer:
         draw_run(self.directory)
         if self._tensorboard is not None:
             self._tensorboard.close()
+        write_model_card(self.settings, statement, summary, self.directory.path)
         write_json(self.directory.summary_file, summary)
         return summary
 
