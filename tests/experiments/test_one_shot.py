@@ -91,7 +91,7 @@ class TestRun:
         assert ledger_of(directory).steps == 1
 
     def test_a_run_that_was_stopped_after_its_release_goes_on_with_it(self, tmp_path, method, monkeypatch):
-        """Catches a second release, which would cost a second time."""
+        """Catches a second release, which would cost a second time, and a statement that forgets the first."""
         chosen = settings(method)
 
         def stop(*_):
@@ -102,8 +102,10 @@ class TestRun:
             with pytest.raises(KeyboardInterrupt):
                 run(tmp_path, chosen)
         first = ledger_of(RunDirectory(tmp_path / "run"))
-        _, directory = run(tmp_path, chosen, resume=True)
+        summary, directory = run(tmp_path, chosen, resume=True)
         assert ledger_of(directory) == first
+        assert summary["epsilon"] == pytest.approx(first.epsilon(1e-4), rel=1e-9)
+        assert directory.read(directory.privacy)["ledger_head"] == first.head
 
     def test_reproducible_runs_are_alike_and_others_are_not(self, tmp_path, method):
         a, b, c = (

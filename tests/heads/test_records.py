@@ -41,6 +41,8 @@ def test_a_row_does_not_depend_on_its_mates():
         (torch.zeros(3, 2), torch.zeros(2).long(), 2, 1.0, "3 records and 2 labels"),
         (torch.zeros(2, 2), torch.tensor([0, 2]), 2, 1.0, "from 0 to 1, got 0 to 2"),
         (torch.zeros(2, 2), torch.tensor([0, -1]), 2, 1.0, "from 0 to 1"),
+        (torch.zeros(2, 2), torch.zeros(2), 2, 1.0, "got torch.float32"),
+        (torch.zeros(2, 2), torch.zeros(2, 1).long(), 2, 1.0, r"of shape \(2, 1\)"),
         (torch.zeros(2, 2), torch.zeros(2).long(), 1, 1.0, "at least two classes"),
         (torch.zeros(2, 2), torch.zeros(2).long(), 2, -1.0, "noise_multiplier must be at least 0"),
     ],

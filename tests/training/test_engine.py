@@ -4,6 +4,7 @@ import io
 import math
 import pickle
 import warnings
+from contextlib import nullcontext
 from typing import Required, get_origin, get_overloads, get_type_hints
 
 import pytest
@@ -505,6 +506,24 @@ class TestAccounting:
         )
         train(model, optimizer, loader, epochs=4)
         assert 6 < engine.accountant.ledger.steps < 12
+        assert engine.get_epsilon(1e-3) <= 4
+
+    def test_the_budget_holds_after_a_call_that_was_refused(self):
+        """The refused call has ended the run that had the budget."""
+        engine, model, optimizer, loader = self.planned(stop_at_budget=True)
+        train(model, optimizer, loader)
+        sigma, mixing = optimizer.noise_multiplier, nn.Sequential(cnn(), nn.BatchNorm1d(3))
+        for network in (mixing, cnn()):
+            with pytest.raises(ValueError, match="depends on the others") if network is mixing else nullcontext():
+                _, optimizer, loader = engine.make_private(
+                    module=network,
+                    optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
+                    data_loader=DataLoader(task(), batch_size=BATCH),
+                    noise_multiplier=sigma,
+                    max_grad_norm=1.0,
+                )
+        train(network, optimizer, loader, epochs=4)
+        assert engine.accountant.ledger.steps == 12
         assert engine.get_epsilon(1e-3) <= 4
 
     def planned(self, **options):

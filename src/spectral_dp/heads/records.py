@@ -45,6 +45,9 @@ def check_records(rows: Any, labels: Tensor, classes: int, noise_multiplier: flo
     """
     if len(rows) != len(labels):
         raise HeadError(f"every record has one label, got {len(rows)} records and {len(labels)} labels")
+    if labels.ndim != 1 or labels.dtype not in (torch.int64, torch.int32):
+        kind = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        raise HeadError(f"labels are whole numbers, one for each record, got {kind}: use labels.flatten().long()")
     if classes < 2:
         raise HeadError(f"a classifier needs at least two classes, got {classes}")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:

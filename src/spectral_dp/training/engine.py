@@ -121,6 +121,7 @@ class PrivacyEngine:
             self._noise = SeededNoise(seed, reproducibility_over_privacy=reproducibility_over_privacy)
             self._coins = SeededCoins(seed, reproducibility_over_privacy=reproducibility_over_privacy)
         self._run: Run | None = None
+        self._budget: Budget | None = None  # of all runs, also after a make_private that failed
         self._ranks: Ranks | None = None  # the processes that train together, if there are several
 
     @overload
@@ -207,9 +208,7 @@ class PrivacyEngine:
         """
         check_mode(grad_sample_mode)
         loss = PrivateCriterion(criterion, loss_reduction) if grad_sample_mode == "ghost" else None
-        budget = None
         if self._run is not None:  # a second call starts another run, on the same ledger and within the same budget
-            budget = self._run.books.budget
             self._run.optimizer.gradients.remove()
             self._run = None
         if noise_generator is not None:
@@ -238,7 +237,7 @@ class PrivacyEngine:
         )
         gradients = ModelGradients(module, spectral.layer_configs(module))
         policy = clipping_policy(clipping, max_grad_norm, noise_allocation)
-        books = Bookkeeping(self.accountant.ledger, loader.sample_rate, budget)
+        books = Bookkeeping(self.accountant.ledger, loader.sample_rate, self._budget)
         books.ledger.sign_anew()  # those who shared it in an earlier group may go on without each other
 
         def facts() -> dict[str, object]:
@@ -407,7 +406,7 @@ class PrivacyEngine:
         )
         assert self._run is not None
         planned = Phase(sigma, rate, steps)
-        self._run.books.budget = Budget(
+        self._budget = self._run.books.budget = Budget(
             target_epsilon, target_delta, planned, stop_at_budget, self.accountant.name, other_releases
         )
         return result
