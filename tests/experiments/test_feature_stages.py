@@ -22,7 +22,7 @@ from spectral_dp.experiments.feature_stages import (
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings, SettingsError
-from spectral_dp.features import FeatureError, Prepared, Projected
+from spectral_dp.features import FeatureError, Prepared, Projected, Weighted
 
 EFFORT = audit.Effort(2, canary_blocks=2, per_block=8, scores=2000, run_scores=50, steps=5, noise_steps=20, calls=50)
 
@@ -81,12 +81,19 @@ def test_shapes_need_no_spectrum(monkeypatch):
 
 def test_stages_come_in_their_order():
     chosen = settings(feature_rank=5, feature_norm="group", feature_groups=2, feature_power=0.6, feature_damp=0.01)
-    first, second = stages_of(chosen)
+    first, second, third = stages_of(chosen)
     assert first == Prepared(2)
-    assert (second.rank, second.power, second.damp, second.unit) == (5, 0.6, 0.01, True)
-    assert isinstance(second, Projected)
+    assert second == Projected(second.spectrum, 5)
+    assert third == Weighted(second.spectrum, 0.6, 0.01, unit=True)
     assert stages_of(settings()) == []
     assert stages_of(settings(feature_length="unit")) == [Prepared(unit=True)]
+
+
+def test_other_gains_need_no_other_projection():
+    """Projecting a large data set takes minutes, and gains are what one tries first."""
+    one, other = (stages_of(settings(feature_rank=5, feature_power=power)) for power in (0.5, 0.6))
+    assert one[:-1] == other[:-1]
+    assert one[-1] != other[-1]
 
 
 @pytest.mark.parametrize(("options", "_"), PROJECTIONS.values(), ids=PROJECTIONS)

@@ -11,6 +11,7 @@ from spectral_dp.features import (
     Projected,
     Scattering,
     ViewsOfRows,
+    Weighted,
     extract_features,
     extract_in_stages,
     generated_spectrum,
@@ -113,7 +114,7 @@ def test_the_whole_network_has_the_outputs_of_the_cached_path(tmp_path, prepared
 def test_the_whole_network_projects_as_the_cache_does(tmp_path, channels):
     images, front_end, prepared = torch.randint(0, 256, (6, 1, 8, 8), dtype=torch.uint8), Scaled(1 / 9), Prepared(2)
     spectrum = generated_spectrum(front_end, (1, 8, 8), tmp_path, stages=[prepared], channels=channels, images=60)
-    stages = [prepared, Projected(spectrum, 2 if channels else 20, unit=not channels)]
+    stages = [prepared, Projected(spectrum, 2 if channels else 20), Weighted(spectrum, unit=not channels)]
     features = extract_in_stages(images, front_end, stages, tmp_path, title="t")
     head = ScatterLinear(tuple(features.shape[1:]), 10)
     torch.nn.init.normal_(head.fc.weight, std=0.1)

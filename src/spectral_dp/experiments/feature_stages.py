@@ -14,6 +14,7 @@ from spectral_dp.features import (
     ImageFacts,
     Prepared,
     Projected,
+    Weighted,
     build_extractor,
     extractor_entry,
     generated_spectrum,
@@ -70,7 +71,8 @@ def stages_of(settings: ResolvedSettings) -> list[Extractor]:
         jobs=settings.threads or torch.get_num_threads(),
     )
     unit = settings.feature_length == "unit"
-    return [*prepared, Projected(spectrum, rank, settings.feature_power, settings.feature_damp, unit)]
+    gains = Weighted(spectrum, settings.feature_power, settings.feature_damp, unit)
+    return [*prepared, Projected(spectrum, rank), gains]
 
 
 def feature_shape(settings: ResolvedSettings, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,8 +5,8 @@
   ``backbone``, a pretrained network, a third; ``pixels`` and ``hashed_words`` are the plainest, for images and for
   texts. ``registry`` has all of them by name.
 - ``extraction`` computes features, by several processes, into a ``cache``; ``views`` are augmented images.
-- ``prepared`` and ``projected`` are stages from cached features to what a head reads: normalised, and in the basis of a
-  public ``spectrum``. ``pipeline`` puts front end and stages together.
+- ``prepared``, ``projected`` and ``weighted`` are stages from cached features to what a head reads: normalised, in the
+  basis of a public ``spectrum``, and with gains there. ``pipeline`` puts front end and stages together.
 - ``rows`` are parts and views of caches, ``dataset`` puts labels to them, and ``datasets`` finds the features of the
   catalog's data sets in the user's cache directory.
 - ``normalization`` has the statistics of channels: public ones, or private ones that are released and charged.
@@ -42,6 +42,7 @@ from spectral_dp.features.rows import FeatureRows, ViewsOfRows
 from spectral_dp.features.scattering import Scattering, ScatteringTransform
 from spectral_dp.features.spectrum import StoredSpectrum, generated_spectrum
 from spectral_dp.features.views import VIEWS, View
+from spectral_dp.features.weighted import Weighted
 
 __all__ = [
     "VIEWS",
@@ -68,6 +69,7 @@ __all__ = [
     "StoredSpectrum",
     "View",
     "ViewsOfRows",
+    "Weighted",
     "build_extractor",
     "extract_features",
     "extract_in_stages",

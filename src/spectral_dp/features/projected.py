@@ -1,10 +1,10 @@
 """Features in the coordinates of a public spectrum: the directions in which generated images vary, the strongest first.
 
-    z_i = (λ_i / λ_1 + damp)^-p  u_i^t (x - m),     i = 1 .. k
+    c_i = u_i^t (x - m),     i = 1 .. k
 
-``u_i`` and ``λ_i`` are eigenvectors and eigenvalues of the covariance that features of *generated* images have, and
-``m`` is their mean (see ``spectrum``). A linear head on ``z`` has k weights for each class, not as many as features, so
-there is less noise. With ``p = 1/2`` strong directions do not use up the clipping bound alone.
+``u_i`` are eigenvectors of the covariance that features of *generated* images have, and ``m`` is their mean (see
+``spectrum``). A linear head on ``c`` has k weights for each class, not as many as features, so there is less noise. The
+gains of the coordinates are a stage of their own (``weighted``): projecting takes minutes, and other gains seconds.
 
 It is a stage from cached features to cached features, like ``prepared``, and comes after it.
 """
@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
-from spectral_dp.features.prepared import unit_length
 from spectral_dp.features.spectrum import StoredSpectrum
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -33,27 +32,22 @@ class Projected:
 
     Formal guarantee. Features that are projected cost no more privacy than those that are not, which is nothing:
 
-    - The basis, the gains and the mean are computed from generated images, so they depend on no private record.
-    - The coordinates of a record are a fixed function of that record alone; so is scaling it to unit length.
+    - The basis and the mean are computed from generated images, so they depend on no private record.
+    - The coordinates of a record are a fixed function of that record alone.
     - Nothing of the spectrum is released by training, and nothing is charged for it.
 
     Attributes:
         spectrum: Where the spectrum is. If it is one of channels, ``(C, H, W)`` becomes ``(k, H, W)``: the channels of
             every position are projected. Otherwise all numbers of a record are, and it becomes ``(k,)``.
         rank: ``k``, the number of coordinates that are kept.
-        power: ``p``. With 0 the coordinates are as they are, with 1/2 all directions vary alike under generated images.
-        damp: Bounds the gains: directions that vary less than this share of the first one gain no more.
-        unit: Whether each record is scaled to unit length at the end.
     """
 
     spectrum: StoredSpectrum
     rank: int
-    power: float = 0.5
-    damp: float = 1e-3
-    unit: bool = True
 
     def __post_init__(self) -> None:
-        check_projection(self.rank, self.power, self.damp)
+        if self.rank < 1:
+            raise FeatureError(f"a projection keeps at least one direction, got rank {self.rank}")
         if self.rank > self.spectrum.rank:
             raise FeatureError(
                 f"the spectrum has {self.spectrum.rank} directions, so no {self.rank} of them can be kept: lower the "
@@ -68,8 +62,7 @@ class Projected:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings, and the checksum of the spectrum: one that was computed again may differ by rounding."""
-        own = {"rank": self.rank, "power": self.power, "damp": self.damp, "unit": self.unit}
-        return {**own, "spectrum": self.spectrum.checksum, "version": _VERSION}
+        return {"rank": self.rank, "spectrum": self.spectrum.checksum, "version": _VERSION}
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Returns ``(k,)``, or ``(k, H, W)`` for a spectrum of channels."""
@@ -95,30 +88,23 @@ class SpectralProjection(nn.Module):
     """
 
     rows_at_once = 256  # the basis is larger than the cache: it is to be read for many records together
-    matrix: Tensor
+    basis: Tensor
     offset: Tensor
 
     def __init__(self, projected: Projected) -> None:
         super().__init__()
-        self.projected = projected
+        self._of_channels = projected.spectrum.channels
         spectrum = projected.spectrum.load(projected.rank)
-        gains = spectrum.gains(projected.power, projected.damp).double()
-        if projected.spectrum.channels:
-            # Such that kept channels have unit variance on average, as normalised channels have: a network reads them.
-            energy = (gains.square() * spectrum.eigenvalues.double()).mean()
-            gains = gains / energy.sqrt().clamp(min=1e-30)
-        matrix = spectrum.basis.double() * gains
-        self.register_buffer("matrix", matrix.float(), persistent=False)
-        self.register_buffer("offset", (spectrum.mean.double() @ matrix).float(), persistent=False)
+        self.register_buffer("basis", spectrum.basis.contiguous(), persistent=False)
+        offset = spectrum.mean.double() @ spectrum.basis.double()
+        self.register_buffer("offset", offset.float(), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
         """Returns the coordinates, in float32."""
         x = features.float()
-        if self.projected.spectrum.channels:
-            z = torch.einsum("bchw,ck->bkhw", x, self.matrix) - self.offset.view(-1, 1, 1)
-        else:
-            z = x.flatten(1) @ self.matrix - self.offset
-        return unit_length(z) if self.projected.unit else z
+        if self._of_channels:
+            return torch.einsum("bchw,ck->bkhw", x, self.basis) - self.offset.view(-1, 1, 1)
+        return x.flatten(1) @ self.basis - self.offset
 
 
 def projected_shape(shape: Shape, rank: int, *, channels: bool) -> Shape:
@@ -131,12 +117,3 @@ def projected_shape(shape: Shape, rank: int, *, channels: bool) -> Shape:
             "feature_ratio"
         )
     return (rank, *shape[1:])
-
-
-def check_projection(rank: int, power: float, damp: float) -> None:
-    """Raises ``FeatureError`` if no projection has these settings."""
-    if rank < 1 or not power >= 0 or not damp > 0:
-        raise FeatureError(
-            f"a projection keeps at least one direction, with a power of at least 0 and a positive damp, got rank "
-            f"{rank}, power {power}, damp {damp}"
-        )
