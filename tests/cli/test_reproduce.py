@@ -144,6 +144,17 @@ def test_all(trainer, directory):
     assert {path.name for path in (directory / "results").iterdir()} == {f"{name}-smoke" for name in names()}
 
 
+def test_files_of_the_user(trainer, directory):
+    result = run("transfer", "--scale", "cpu", "--report-only", "--image-folder", "cifar100=images")
+    assert result.exit_code == 0, result.output
+    written = report(directory, "transfer-cpu")
+    assert "    spectral-dp reproduce transfer --scale cpu --image-folder cifar100=images\n" in written
+    assert "image_folder" in written
+    refused = run("transfer", "--scale", "cpu", "--weights", "vgg=file")
+    assert refused.exit_code == 2
+    assert "--weights vgg" in refused.stderr
+
+
 def test_list():
     result = run("--list", "--scale", "full")
     assert result.exit_code == 0

@@ -1,15 +1,21 @@
 """Recipes: those that come with the package are valid and the paper's; a wrong one is refused, with file and place."""
 
+from dataclasses import replace
+
 import pytest
+import torch
+from safetensors.torch import load_file
+from tests.support.pretrained import small_files, weights_content
 
 from spectral_dp import data
 from spectral_dp.experiments import recipe as recipes
 from spectral_dp.experiments.grid import run_name
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.recipe import RecipeError, read_recipe
+from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import SettingsError
 from spectral_dp.experiments.spectral import spectral_config
-from spectral_dp.experiments.trainer import load_data
+from spectral_dp.experiments.trainer import load_data, run
 
 SCALES = ("smoke", "cpu", "full")
 
@@ -73,8 +79,8 @@ class TestShipped:
         assert (recipe.name, recipe.scale) == (name, scale)
         assert recipe.notes
         assert all(cell.settings.reproducible and cell.settings.dataset in data.NAMES for cell in cells(recipe))
-        # The paper's networks with weights that can be had nowhere are no panel: transfer is on others.
-        assert name == "transfer" or "paper" in {panel.origin for panel in recipe.panels}
+        # Some are of networks and records that the paper does not have.
+        assert name in ("text", "transfer") or "paper" in {panel.origin for panel in recipe.panels}
 
     def test_the_tables_and_figures_of_the_paper(self):
         assert recipes.names() == [
@@ -86,7 +92,9 @@ class TestShipped:
             "model1-circulant-dpsgd",
             "model2-ratio",
             "scattering",
+            "text",
             "transfer",
+            "transfer-paper",
         ]
 
     @pytest.mark.parametrize("name", recipes.names())
@@ -274,3 +282,54 @@ class TestRefusal:
     def test_file(self, tmp_path):
         with pytest.raises(SettingsError, match=r"cannot read .*none.toml: No such file"):
             read_recipe(str(tmp_path / "none.toml"), "smoke")
+
+
+class TestFiles:
+    """Data sets and weights that cannot be fetched are read from where the user has them."""
+
+    def test_in_the_place_of_what_would_be_fetched(self):
+        recipe = read_recipe("transfer-paper", "full")
+        moved = recipe.with_files({"cifar100": "images"}, {"wrn-28-10": "wide.pth", "resnet18": "resnet.pth"})
+        for before, after in zip(cells(recipe), cells(moved), strict=True):
+            of_cifar100 = before.settings.dataset == "cifar100"
+            assert after.settings.image_folder == ("images" if of_cifar100 else None)
+            assert after.settings.dataset == ("image-folder" if of_cifar100 else "cifar10")
+            of_wrn = before.settings.features == "wrn-28-10"
+            assert after.settings.feature_options == ({"weights": "wide.pth"} if of_wrn else {})
+            assert after.settings.weights == ("resnet.pth" if before.settings.model == "resnet18" else None)
+            assert after.is_comparable
+
+    def test_what_no_cell_reads_is_refused(self):
+        recipe = read_recipe("transfer", "cpu")
+        with pytest.raises(RecipeError, match=r"--image-folder mnist: transfer at scale cpu reads cifar10, cifar100"):
+            recipe.with_files({"mnist": "images"}, {})
+        with pytest.raises(RecipeError, match=r"--weights vgg: transfer at scale cpu reads efficientnet-lite0"):
+            recipe.with_files({}, {"vgg": "file"})
+
+    @pytest.mark.parametrize(
+        ("panel", "row", "column"),
+        [
+            (0, "Spectral-DP", "Transfer2"),
+            (1, "DP-SGD", "ε = 2"),
+            (2, "Spectral-DP", "ε = 1"),
+            (3, "Spectral-DP, 2 FC layers", "ε = 4"),
+            (4, "Spectral-DP, 1 FC layer", "ε = 1"),
+        ],
+    )
+    def test_networks_of_the_paper_run_on_weights_of_a_file(self, panel, row, column, tmp_path, monkeypatch):
+        monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path / "cache"))
+        files = {name: str(path) for name, path in small_files(tmp_path, monkeypatch).items() if name != "minilm-l6"}
+        if panel < 2:
+            files["resnet18"] = str(tmp_path / "resnet18.safetensors")
+            (tmp_path / "resnet18.safetensors").write_bytes(weights_content("resnet18"))
+        recipe = read_recipe("transfer-paper", "full")
+        known = {name for cell in cells(recipe) for name in (cell.settings.features, cell.settings.model)}
+        recipe = recipe.with_files({}, {name: path for name, path in files.items() if name in known})
+        settings = recipe.panels[panel].cells[row, column].settings
+        small = {"dataset": "digits", "train_size": 32, "test_size": 10, "batch_size": 8, "epochs": 1, "delta": 1e-3}
+        size = {"image_size": 32} if settings.tune else {}
+        summary = run(replace(settings, **small, **size, accountant="rdp"), RunDirectory(tmp_path / "run"))
+        assert summary["epsilon"] > 0
+        assert all(
+            torch.isfinite(value).all() for value in load_file(tmp_path / "run" / "weights.safetensors").values()
+        )

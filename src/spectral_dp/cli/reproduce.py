@@ -31,6 +31,13 @@ def reproduce_command(
     ] = Path("runs/reproduce"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds (default: the recipe's).")] = None,
+    image_folder: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DATASET=DIR", help="Read a data set from a directory with a folder for each class."),
+    ] = None,
+    weights: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE", help="Weights of a pretrained network. May be repeated.")
+    ] = None,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing: write the report of what is finished.")
     ] = False,
@@ -45,6 +52,7 @@ def reproduce_command(
     spectral-dp reproduce --list
     spectral-dp reproduce best-results
     spectral-dp reproduce all --scale cpu
+    spectral-dp reproduce transfer-paper --scale full --weights wrn-28-10=wrn.safetensors
     """  # noqa: D301  (\b is for click: keep these lines as they are)
     with plain_errors():
         from spectral_dp.experiments import recipe as recipes
@@ -57,7 +65,8 @@ def reproduce_command(
         if not names:
             raise recipes.RecipeError(f"which recipe? Choose from {', '.join(recipes.names())}, or {ALL}")
         asked = [each for name in names for each in (recipes.names() if name == ALL else [name])]
-        chosen = {name: recipes.read_recipe(name, scale, seeds) for name in dict.fromkeys(asked)}
+        files = _files("--image-folder", image_folder), _files("--weights", weights)
+        chosen = {name: recipes.read_recipe(name, scale, seeds).with_files(*files) for name in dict.fromkeys(asked)}
         if len({recipe.name for recipe in chosen.values()}) < len(chosen):
             raise recipes.RecipeError(f"{', '.join(chosen)}: two of these have the same name, and so the same report")
         if not report_only:
@@ -69,6 +78,8 @@ def reproduce_command(
             code = 0 if report_only else run_all(grid.runs(), runs, jobs, to_go_on="the same command")
             place = out / f"{recipe.name}-{recipe.scale}"
             command = f"spectral-dp reproduce {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
+            command += "".join(f" --image-folder {pair}" for pair in image_folder or ())
+            command += "".join(f" --weights {pair}" for pair in weights or ())
             write_report(recipe, runs, place, command)
             typer.echo(f"{recipe.name}: {place / 'README.md'}")
             if code == INTERRUPTED:
@@ -76,6 +87,16 @@ def reproduce_command(
             failed |= code != 0
     if failed:
         raise typer.Exit(1)
+
+
+def _files(flag: str, pairs: list[str] | None) -> dict[str, str]:
+    found = {}
+    for pair in pairs or ():
+        name, _, path = pair.partition("=")
+        if not (name and path):
+            raise typer.BadParameter(f"{flag} {pair}: write it as NAME=PATH, such as cifar100=images")
+        found[name] = path
+    return found
 
 
 def _list(recipes: list[Recipe]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from spectral_dp import data
+from spectral_dp.experiments.data_source import load_records
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.results import Result
 from spectral_dp.experiments.run_directory import RunDirectory
@@ -68,5 +68,8 @@ def check_data(runs: Mapping[str, ResolvedSettings], root: Path) -> None:
     unfinished = [
         settings for name, settings in runs.items() if not RunDirectory(root / name).holds_result_of(settings)
     ]
-    for name, path in sorted({(s.dataset, s.data_path or "") for s in unfinished}):
-        data.load_dataset(name, path=path or None)
+    sources = {
+        (s.dataset, s.data_path, s.image_folder, s.image_size if s.image_folder else None): s for s in unfinished
+    }
+    for settings in sources.values():
+        load_records(settings)

@@ -111,6 +111,48 @@ class Recipe:
         cells = {(i, *place): cell for i, panel in enumerate(self.panels) for place, cell in panel.cells.items()}
         return Grid({place: cell.settings for place, cell in cells.items()}, range(self.seeds))
 
+    def with_files(self, folders: Mapping[str, str], weights: Mapping[str, str]) -> Recipe:
+        """Returns the recipe with files of the user's in the place of what it would fetch.
+
+        Args:
+            folders: Directories with images, a folder for each class, by the name of the data set that they hold.
+            weights: Files with weights by the name of the pretrained network.
+
+        Raises:
+            RecipeError: No cell reads such a data set or network.
+        """
+        every = [cell.settings for panel in self.panels for cell in panel.cells.values()]
+        _refuse_strangers(self, "--image-folder", folders, {settings.dataset for settings in every})
+        _refuse_strangers(
+            self, "--weights", weights, {n for s in every for n in (s.features, s.model) if n is not None}
+        )
+
+        def moved(settings: ResolvedSettings) -> ResolvedSettings:
+            if folder := folders.get(settings.dataset):
+                settings = replace(settings, dataset="image-folder", image_folder=folder)
+            if settings.features is not None and settings.features in weights:
+                options = settings.feature_options | {"weights": weights[settings.features]}
+                settings = replace(settings, feature_options=options)
+            return replace(settings, weights=weights[settings.model]) if settings.model in weights else settings
+
+        panels = [
+            replace(
+                panel,
+                cells={
+                    place: replace(cell, settings=moved(cell.settings), unscaled=moved(cell.unscaled))
+                    for place, cell in panel.cells.items()
+                },
+            )
+            for panel in self.panels
+        ]
+        return replace(self, panels=tuple(panels))
+
+
+def _refuse_strangers(recipe: Recipe, flag: str, given: Collection[str], known: set[str]) -> None:
+    if strangers := [name for name in given if name not in known]:
+        listed = ", ".join(sorted(known))
+        raise RecipeError(f"{flag} {strangers[0]}: {recipe.name} at scale {recipe.scale} reads {listed}")
+
 
 def names() -> list[str]:
     """The recipes that come with the package."""
