@@ -107,6 +107,11 @@ class TestRun:
         assert summary["epsilon"] == pytest.approx(first.epsilon(1e-4), rel=1e-9)
         assert directory.read(directory.privacy)["ledger_head"] == first.head
 
+    def test_the_release_is_for_the_neighbours_that_the_statement_names(self, tmp_path, method):
+        """Noise follows the relation of the ledger: with another one there would be half of what is stated."""
+        _, directory = run(tmp_path, settings(method, relation="replace_one"))
+        assert ledger_of(directory).relation == directory.read(directory.privacy)["relation"] == "replace_one"
+
     def test_reproducible_runs_are_alike_and_others_are_not(self, tmp_path, method):
         a, b, c = (
             run(tmp_path, settings(method, reproducible=r), name)[1].weights.read_bytes()

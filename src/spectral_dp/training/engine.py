@@ -553,7 +553,7 @@ class PrivacyEngine:
     def _join(self, ranks: Ranks, run: Run) -> None:
         """Begins a run together with the other ranks."""
         books, settings = run.books, {**run.settings(), "seed": self._coins.seed, "accountant": self.accountant.name}
-        require_same_records(ranks, len(run.loader.dataset), run.loader.read)  # type: ignore[arg-type]
+        require_same_records(ranks, run.loader.dataset, run.loader.read)
         share_ledger(ranks, books.ledger, settings)
         run.loader.stop_when = stop_together(
             ranks, lambda: books.budget is not None and books.budget.stop, run.must_stop

@@ -34,8 +34,8 @@ def refuse_repeated_records(dataset: Dataset[Any]) -> None:
     """Raises ``ValueError`` if a record is known to be repeated: it would be clipped and counted several times."""
     if type(dataset) not in (Subset, ConcatDataset):
         return
-    places = _places(dataset, {})
-    if places is not None and len(np.unique(places)) < len(places):
+    found = places(dataset)
+    if found is not None and len(np.unique(found)) < len(found):
         raise ValueError(
             "the dataset holds some records more than once (a Subset or ConcatDataset repeats them), so one record "
             "would count several times in a batch while the guarantee is for one: list every record once, and to give "
@@ -43,8 +43,12 @@ def refuse_repeated_records(dataset: Dataset[Any]) -> None:
         )
 
 
-def _places(dataset: Dataset[Any], numbers: dict[int, int]) -> NDArray[np.int64] | None:
+def places(dataset: Dataset[Any]) -> NDArray[np.int64] | None:
     """Returns a number for each record of nested subsets and concatenations, equal for the same record; or None."""
+    return _places(dataset, {})
+
+
+def _places(dataset: Dataset[Any], numbers: dict[int, int]) -> NDArray[np.int64] | None:
     if type(dataset) is Subset:
         inner, chosen = _places(dataset.dataset, numbers), np.asarray(dataset.indices)
         if inner is not None and chosen.ndim == 1 and np.issubdtype(chosen.dtype, np.integer):

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from spectral_dp.training.distributed.ranks import Ranks
+from spectral_dp.training.records import places
 from spectral_dp.training.rehearsal.aside import generators_kept, seed_everything
 from spectral_dp.training.rehearsal.twins import content
 
@@ -23,18 +25,18 @@ _PLACE = (
 )
 
 
-def require_same_records(ranks: Ranks, size: int, read: Callable[[Sequence[int]], list[Any]]) -> None:
-    """Compares the number of records, and some of the records, of all ranks.
+def require_same_records(ranks: Ranks, dataset: Dataset[Any], read: Callable[[Sequence[int]], list[Any]]) -> None:
+    """Compares the number of records, which ones a ``Subset`` chooses, and some of the records, of all ranks.
 
     Ranks that list the records in different orders toss two coins for some of them: such a record is in two shards,
     moves the sum by up to twice the bound, and is drawn at more than the sampling rate.
 
     Records that are augmented at random are read from the same seed everywhere. If two readings differ even so, because
-    a dataset has a generator of its own, their content cannot be compared, and only their number is.
+    a dataset has a generator of its own, their content cannot be compared, and only the rest is.
 
     Args:
         ranks: The ranks of the run.
-        size: The number of records.
+        dataset: The records.
         read: A function that returns the records with given indices.
 
     Raises:
@@ -42,9 +44,13 @@ def require_same_records(ranks: Ranks, size: int, read: Callable[[Sequence[int]]
     """
     # Errors show the digests. Without the key, which is never shown, nobody can find out records by trying them.
     key = ranks.of_first(lambda: os.urandom(16), "make_private")
+    size, chosen = len(dataset), places(dataset)  # type: ignore[arg-type]
     first, second = (digest_of_records(size, read, key) for _ in range(2))
     vary = ranks.meet("make_private", flag=first != second).flag
-    ranks.meet(_PLACE, {"records": size, "digest of some of them": None if vary else first})
+    facts = {"records": size, "digest of some of them": None if vary else first}
+    if chosen is not None:
+        facts["digest of their indices"] = hashlib.blake2b(chosen.tobytes(), key=key, digest_size=16).hexdigest()
+    ranks.meet(_PLACE, facts)
 
 
 def digest_of_records(size: int, read: Callable[[Sequence[int]], list[Any]], key: bytes) -> str:
