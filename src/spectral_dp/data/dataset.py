@@ -1,9 +1,10 @@
-"""An image data set in memory: bytes as published, made into numbers on the fly."""
+"""A data set with its split, and one of images in memory: bytes as published, made into numbers on the fly."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,31 +13,75 @@ from torch.utils.data import TensorDataset
 
 from spectral_dp.data.errors import DataError
 
+Rows = TypeVar("Rows")
+
 _RESIZE_CHUNK = 1024  # images turned to float at once: bounds the memory of resizing
 
 
 @dataclass(frozen=True, eq=False)
-class ImageDataset:
-    """Images and labels, split as published.
+class SplitDataset(Generic[Rows]):
+    """Records and labels, split as published: what data sets of images, texts and features have in common.
 
     Attributes:
-        name: Name in the catalog.
-        train_images: ``(N, C, H, W)``, uint8.
+        name: Name of the data set.
+        train_images: The training records, ``N`` of them.
         train_labels: ``(N,)``, int64 in ``[0, classes)``.
-        test_images: ``(M, C, H, W)``, uint8.
+        test_images: The test records, ``M`` of them.
         test_labels: ``(M,)``, int64.
         classes: Number of classes.
+    """
+
+    name: str
+    train_images: Rows
+    train_labels: Tensor
+    test_images: Rows
+    test_labels: Tensor
+    classes: int
+
+    def subset(self, train: int | None = None, test: int | None = None) -> Self:
+        """Keeps the first ``train`` and ``test`` samples of a fixed public permutation; None keeps all, in order.
+
+        The permutation depends on the number of samples alone, never on records or labels, so the choice reveals
+        nothing about them and keeps the class mix as any random choice does. Smaller subsets are parts of larger ones.
+
+        Raises:
+            DataError: More samples asked for than there are, or fewer than one.
+        """
+        kept = subset_order(self.name, "training", len(self.train_labels), train)
+        held = subset_order(self.name, "test", len(self.test_labels), test)
+        result = self if kept is None else self._with_train(kept)
+        if held is None:
+            return result
+        return replace(result, test_images=self._rows(self.test_images, held), test_labels=self.test_labels[held])
+
+    def with_validation(self, size: int) -> Self:
+        """Puts a fixed random part of the training samples in the place of the test set, for choosing settings.
+
+        Raises:
+            DataError: Nothing would be left to train on, or to validate with.
+        """
+        held, kept = validation_order(self.name, len(self.train_labels), size)
+        held_out = self._rows(self.train_images, held)
+        return replace(self._with_train(kept), test_images=held_out, test_labels=self.train_labels[held])
+
+    def _with_train(self, kept: Tensor) -> Self:
+        return replace(self, train_images=self._rows(self.train_images, kept), train_labels=self.train_labels[kept])
+
+    def _rows(self, images: Rows, index: Tensor) -> Rows:
+        """Returns some of the records."""
+        return images[index]  # type: ignore[index]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset(SplitDataset[Tensor]):
+    """Images ``(N, C, H, W)``, uint8, and labels, split as published.
+
+    Attributes:
         mean: Mean per channel of pixels in [0, 1]. A published constant of the data set: computing it from the private
             images at run time would release something about them that no accountant has seen.
         std: Standard deviation per channel, likewise.
     """
 
-    name: str
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -59,36 +104,6 @@ class ImageDataset:
         # (x / 255 - mean) / std with the 255 moved to the constants; in place, on the copy that float() makes.
         mean, std = (255 * torch.tensor(value, device=images.device).view(-1, 1, 1) for value in (self.mean, self.std))
         return images.float().sub_(mean).div_(std)
-
-    def subset(self, train: int | None = None, test: int | None = None) -> ImageDataset:
-        """Keeps the first ``train`` and ``test`` samples of a fixed public permutation; None keeps all, in order.
-
-        The permutation depends on the number of samples alone, never on images or labels, so the choice reveals nothing
-        about them and keeps the class mix as any random choice does. Smaller subsets are parts of larger ones.
-
-        Raises:
-            DataError: More samples asked for than there are, or fewer than one.
-        """
-        kept_train = subset_order(self.name, "training", len(self.train_labels), train)
-        kept_test = subset_order(self.name, "test", len(self.test_labels), test)
-        test_images, test_labels = _part(self.test_images, kept_test), _part(self.test_labels, kept_test)
-        return self._with(kept_train, test_images, test_labels)
-
-    def with_validation(self, size: int) -> ImageDataset:
-        """Puts a fixed random part of the training samples in the place of the test set, for choosing settings.
-
-        Raises:
-            DataError: Nothing would be left to train on, or to validate with.
-        """
-        held, kept = validation_order(self.name, len(self.train_labels), size)
-        return self._with(kept, self.train_images[held], self.train_labels[held])
-
-    def _with(self, kept: Tensor | None, test_images: Tensor, test_labels: Tensor) -> ImageDataset:
-        """Returns a data set with a part of the training samples and with these test samples."""
-        train_images, train_labels = _part(self.train_images, kept), _part(self.train_labels, kept)
-        return replace(
-            self, train_images=train_images, train_labels=train_labels, test_images=test_images, test_labels=test_labels
-        )
 
     def resized(self, size: int) -> ImageDataset:
         """Scales the images to ``size`` x ``size`` (bilinear, antialiased), still uint8.
@@ -125,10 +140,6 @@ def validation_order(name: str, samples: int, size: int) -> tuple[Tensor, Tensor
         raise DataError(f"{name} has {samples} training samples: take 1 to {samples - 1} of them, got {size}")
     order = _public_order(samples)
     return order[:size], order[size:]
-
-
-def _part(values: Tensor, kept: Tensor | None) -> Tensor:
-    return values if kept is None else values[kept]
 
 
 def _public_order(samples: int) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from spectral_dp.data.dataset import subset_order, validation_order
+from spectral_dp.data.dataset import SplitDataset
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.formats import Bytes
 
@@ -19,24 +19,11 @@ MOST_BYTES = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class TextDataset:
+class TextDataset(SplitDataset[Tensor]):
     """Texts and labels, with what training asks of an :class:`~spectral_dp.data.ImageDataset`, whose names it has.
 
-    Attributes:
-        name: Name of the data set.
-        train_images: The training texts in UTF-8, ``(N, L)``, uint8, with zeros behind them.
-        train_labels: ``(N,)``, int64 in ``[0, classes)``.
-        test_images: The test texts, ``(M, L)``, uint8.
-        test_labels: ``(M,)``, int64.
-        classes: Number of classes.
+    A text is a row of the bytes of its UTF-8 encoding, uint8, with zeros behind it; rows have one length: ``(N, L)``.
     """
-
-    name: str
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    classes: int
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -61,23 +48,6 @@ class TextDataset:
     def resized(self, size: int) -> TextDataset:
         """Raises ``DataError``: texts have no size in pixels."""
         raise DataError(f"{self.name} has texts: leave out the image size {size}")
-
-    def subset(self, train: int | None = None, test: int | None = None) -> TextDataset:
-        """Keeps the samples that :meth:`~spectral_dp.data.ImageDataset.subset` keeps."""
-        kept = subset_order(self.name, "training", len(self.train_labels), train)
-        held = subset_order(self.name, "test", len(self.test_labels), test)
-        result = self if kept is None else self._with_train(kept)
-        if held is None:
-            return result
-        return replace(result, test_images=self.test_images[held], test_labels=self.test_labels[held])
-
-    def with_validation(self, size: int) -> TextDataset:
-        """Holds out the training samples that :meth:`~spectral_dp.data.ImageDataset.with_validation` holds out."""
-        held, kept = validation_order(self.name, len(self.train_labels), size)
-        return replace(self._with_train(kept), test_images=self.train_images[held], test_labels=self.train_labels[held])
-
-    def _with_train(self, kept: Tensor) -> TextDataset:
-        return replace(self, train_images=self.train_images[kept], train_labels=self.train_labels[kept])
 
 
 def encoded_texts(texts: Sequence[str], width: int | None = None) -> Bytes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from spectral_dp.data.dataset import subset_order, validation_order
+from spectral_dp.data.dataset import SplitDataset
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
 from spectral_dp.features.rows import FeatureRows
@@ -20,26 +20,12 @@ _LEAST_BATCH = 64  # with fewer records, a step is mostly calls of Python
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureDataset:
+class FeatureDataset(SplitDataset[FeatureRows]):
     """Features and labels, split as published; the features stay on the disk until they are asked for.
 
-    The names are those of :class:`~spectral_dp.data.ImageDataset`, whose place it takes in a training run.
-
-    Attributes:
-        name: Name of the data set.
-        train_images: Features of the training images, float16; of several views of each, where they are augmented.
-        train_labels: Their labels.
-        test_images: Features of the test images.
-        test_labels: Their labels.
-        classes: Number of classes.
+    The names are those of :class:`~spectral_dp.data.ImageDataset`, whose place it takes in a training run. Features are
+    float16. The training records have those of several views of each image, where they are augmented.
     """
-
-    name: str
-    train_images: FeatureRows
-    train_labels: Tensor
-    test_images: FeatureRows
-    test_labels: Tensor
-    classes: int
 
     @property
     def input_shape(self) -> Shape:
@@ -92,20 +78,10 @@ class FeatureDataset:
         labels[rows.index] = self.train_labels
         return Subset(TensorDataset(*views, labels), rows.index.tolist())
 
-    def subset(self, train: int | None = None, test: int | None = None) -> FeatureDataset:
-        """Keeps the records that :meth:`ImageDataset.subset` keeps."""
-        kept = subset_order(self.name, "training", len(self.train_labels), train)
-        kept_test = subset_order(self.name, "test", len(self.test_labels), test)
-        result = self if kept is None else self._with_train(kept)
-        if kept_test is None:
-            return result
-        return replace(result, test_images=self.test_images.take(kept_test), test_labels=self.test_labels[kept_test])
+    def with_validation(self, size: int) -> Self:
+        """Holds out the training records that :meth:`ImageDataset.with_validation` holds out, without augmentation."""
+        result = super().with_validation(size)
+        return replace(result, test_images=result.test_images.first_view)
 
-    def with_validation(self, size: int) -> FeatureDataset:
-        """Holds out the training records that :meth:`ImageDataset.with_validation` holds out."""
-        held, kept = validation_order(self.name, len(self.train_labels), size)
-        held_out = self.train_images.first_view.take(held), self.train_labels[held]
-        return replace(self._with_train(kept), test_images=held_out[0], test_labels=held_out[1])
-
-    def _with_train(self, kept: Tensor) -> FeatureDataset:
-        return replace(self, train_images=self.train_images.take(kept), train_labels=self.train_labels[kept])
+    def _rows(self, images: FeatureRows, index: Tensor) -> FeatureRows:
+        return images.take(index)
