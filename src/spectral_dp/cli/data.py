@@ -1,6 +1,6 @@
 """``spectral-dp data``: which data sets there are, and getting them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spectral_dp.cli.options import JsonOption, print_result
+from spectral_dp.errors import SpectralDPError
 
 if TYPE_CHECKING:
     from spectral_dp.data.catalog import DatasetInfo
@@ -33,35 +34,44 @@ def get(
     \b
     spectral-dp data get mnist cifar10
     """  # noqa: D301  (\b is for click: keep these lines as they are)
-    from spectral_dp.data import DataError, fetch_dataset
+    from spectral_dp.data import fetch_dataset
     from spectral_dp.data.catalog import find
 
+    def fetch(name: str) -> Path | str:
+        if not find(name).editions:
+            return "comes with scikit-learn, nothing to fetch"
+        with download_bar() as progress:
+            return fetch_dataset(name, cache=cache, progress=progress, force=force)
+
+    fetch_each(names, find, fetch)
+
+
+def fetch_each(names: list[str], find: Callable[[str], Any], fetch: Callable[[str], Path | str]) -> None:
+    """Fetches what is named and says where it is now; unknown names are refused before the first is fetched.
+
+    Args:
+        names: What to fetch; what is named twice is fetched once.
+        find: Looks a name up, and raises an error of ours if there is no such thing.
+        fetch: Fetches one, and returns its place. If it fails, the others are fetched all the same.
+    """
     try:
-        infos = [find(name) for name in dict.fromkeys(names)]
-    except DataError as error:
+        for name in names:
+            find(name)
+    except SpectralDPError as error:
         raise typer.BadParameter(str(error)) from error
     failed = False
-    for info in infos:
-        if not info.editions:
-            typer.echo(f"{info.name}: comes with scikit-learn, nothing to fetch")
-            continue
+    for name in dict.fromkeys(names):
         try:
-            with download_bar() as progress:
-                place = fetch_dataset(info.name, cache=cache, progress=progress, force=force)
-        except DataError as error:
+            typer.echo(f"{name}: {fetch(name)}")
+        except SpectralDPError as error:
             typer.echo(f"error: {error}", err=True)
             failed = True
-        else:
-            typer.echo(f"{info.name}: {place}")
     if failed:
         raise typer.Exit(1)
 
 
 @data_app.command(name="list")
-def list_(
-    cache: CacheOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def list_(cache: CacheOption = None, as_json: JsonOption = False) -> None:
     """Lists the data sets and whether they are in the cache."""
     from spectral_dp.data import DataError, cache_directory
     from spectral_dp.data.catalog import DATASETS

