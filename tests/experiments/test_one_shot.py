@@ -39,7 +39,7 @@ def run(tmp_path, chosen, name="run", **options):
 
 
 def ledger_of(directory):
-    return Ledger.from_state_dict(checkpoint.load(directory.checkpoint)["ledger"])
+    return Ledger.from_state_dict(checkpoint.load(directory.checkpoint)["state"]["ledger"])
 
 
 @pytest.mark.parametrize("method", METHODS)

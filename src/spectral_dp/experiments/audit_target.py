@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectral_dp import accounting
 from spectral_dp.accounting import Ledger
 from spectral_dp.audit.targets.function import FunctionTarget
 from spectral_dp.audit.targets.opacus import OpacusTarget
 from spectral_dp.audit.targets.spectral import SpectralTarget
 from spectral_dp.audit.targets.target import Claim, Target
 from spectral_dp.experiments.data_source import records_info
-from spectral_dp.experiments.feature_data import statistics_phases
+from spectral_dp.experiments.feature_data import planned_noise, statistics_phases
 from spectral_dp.experiments.feature_stages import feature_shape, image_shape
 from spectral_dp.experiments.fine_tuning import audited_shape, is_fine_tuned
 from spectral_dp.experiments.head_target import target_of_head
@@ -87,19 +86,7 @@ def claim_from_settings(settings: ResolvedSettings, samples: int | None = None) 
     if settings.batch_size > samples:
         raise SettingsError(f"batch_size {settings.batch_size} exceeds the {samples} training samples: lower it")
     rate, steps = settings.batch_size / samples, settings.epochs * math.ceil(samples / settings.batch_size)
-    sigma = settings.noise_multiplier
-    if sigma is None:
-        assert settings.epsilon is not None
-        sigma = accounting.calibrate_noise(
-            settings.epsilon,
-            settings.delta,
-            rate,
-            steps,
-            accountant=settings.accountant,
-            relation=settings.relation,
-            beside=statistics_phases(settings),
-        )
-    return _claim(settings, sigma, rate, steps, settings.epsilon)
+    return _claim(settings, planned_noise(settings, rate, steps), rate, steps, settings.epsilon)
 
 
 def target_from_run(directory: str | os.PathLike[str]) -> Target:

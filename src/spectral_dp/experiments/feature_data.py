@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spectral_dp.accounting import Ledger, Phase
+from spectral_dp.accounting import Ledger, Phase, calibrate_noise
 from spectral_dp.experiments.data_source import Records, load_records
 from spectral_dp.experiments.feature_stages import (
     averaged_views,
@@ -93,6 +93,34 @@ def statistics_phases(settings: ResolvedSettings) -> tuple[Phase, ...]:
     return (Phase(settings.feature_noise_multiplier, 1.0, 1),)
 
 
+def planned_noise(settings: ResolvedSettings, sample_rate: float, steps: int) -> float:
+    """Returns the noise multiplier of a run: as given, or what its budget leaves beside the private statistics."""
+    if settings.noise_multiplier is not None:
+        return settings.noise_multiplier
+    assert settings.epsilon is not None
+    return calibrate_noise(
+        settings.epsilon,
+        settings.delta,
+        sample_rate,
+        steps,
+        accountant=settings.accountant,
+        relation=settings.relation,
+        beside=statistics_phases(settings),
+    )
+
+
+def noise_source(settings: ResolvedSettings, stream: int) -> NoiseSource:
+    """Returns where the noise of a release beside the training steps comes from.
+
+    Args:
+        settings: The settings of the run.
+        stream: Added to the seed of a reproducible run, so that every release has noise of its own.
+    """
+    if not settings.reproducible:
+        return SecureNoise()
+    return SeededNoise(settings.seed + stream, reproducibility_over_privacy=True)
+
+
 @dataclass(frozen=True)
 class StatisticsRelease:
     """The private statistics of a run, a release of its own before the first training step.
@@ -111,16 +139,13 @@ class StatisticsRelease:
         """Charges the ledger, releases the statistics, and gives them to the model."""
         normalization = _normalization(self.model)
         public = ChannelStatistics(normalization.mean.cpu().clone(), normalization.std.cpu().clone())
-        noise: NoiseSource = SecureNoise()
-        if self.settings.reproducible:
-            noise = SeededNoise(self.settings.seed + _NOISE_OF_STATISTICS, reproducibility_over_privacy=True)
         released = private_channel_statistics(
             self.maps,
             public,
             noise_multiplier=self.settings.feature_noise_multiplier,
             records=len(self.maps),
             ledger=ledger,
-            noise=noise,
+            noise=noise_source(self.settings, _NOISE_OF_STATISTICS),
         )
         normalization.set(released)
 

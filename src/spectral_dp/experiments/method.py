@@ -42,7 +42,7 @@ class Method(ABC):
     resumes_within_epochs = False
 
     model: nn.Module
-    optimizer: Any
+    optimizer: Any = None  # a method that makes its model in one release has none
     steps_per_epoch: int
     epoch: int = 0  # the epoch that the next call of batches() goes on with
     diagnostics: Watched | None = None  # figures of the raw private data, if they were asked for
@@ -58,7 +58,7 @@ class Method(ABC):
     @property
     def learning_rate(self) -> float | None:
         """The learning rate of the next step; None if there is none."""
-        return self.optimizer.param_groups[0]["lr"]
+        return self.optimizer and self.optimizer.param_groups[0]["lr"]
 
     @property
     def ledger(self) -> Ledger | None:
@@ -85,7 +85,7 @@ class Method(ABC):
         checkpoint.save(
             {
                 "module": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": self.optimizer and self.optimizer.state_dict(),
                 "epoch": self.epoch,
                 "state": self.state(),
                 "extra": dict(extra),
@@ -98,7 +98,8 @@ class Method(ABC):
         saved = checkpoint.load(path)
         try:
             self.model.load_state_dict(saved["module"])
-            self.optimizer.load_state_dict(saved["optimizer"])
+            if self.optimizer is not None:
+                self.optimizer.load_state_dict(saved["optimizer"])
             self.load_state(saved["state"])
             self.epoch = int(saved["epoch"])
             return dict(saved["extra"])

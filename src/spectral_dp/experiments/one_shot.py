@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.accounting import Ledger, calibrate_noise
-from spectral_dp.experiments.feature_data import statistics_phases, statistics_release
+from spectral_dp.accounting import Ledger
+from spectral_dp.experiments.feature_data import noise_source, planned_noise, statistics_phases, statistics_release
 from spectral_dp.experiments.method import Batch, Method, TrainingData
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.heads import LinearHead, private_class_means, private_least_squares, random_projection
 from spectral_dp.heads.class_means import BOUND
 from spectral_dp.heads.least_squares import MOMENT_WEIGHT, joint_bound
-from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.models import ScatterLinear
-from spectral_dp.training import checkpoint
 
 _NOISE_OF_HEADS = 0x4EAD  # added to the seed of a reproducible run: its private statistics have another stream
 
@@ -35,8 +32,7 @@ class OneShotMethod(Method):
         _refuse(settings, model)
         assert isinstance(model, ScatterLinear)
         self._settings, self._data = settings, data
-        self._head = model
-        self.model = model
+        self.model = self._head = model
         self._ledger = Ledger(settings.relation)
         self._statistics = statistics_release(settings, model, data)
         self.noise_multiplier = noise_of_head(settings)
@@ -45,9 +41,7 @@ class OneShotMethod(Method):
         if self._statistics is not None:
             self._statistics.release(self._ledger)
         rows = _Normalised(self._data.train_images, self._head.normalization)
-        noise: NoiseSource = SecureNoise()
-        if self._settings.reproducible:
-            noise = SeededNoise(self._settings.seed + _NOISE_OF_HEADS, reproducibility_over_privacy=True)
+        noise = noise_source(self._settings, _NOISE_OF_HEADS)
         labels, classes, sigma = self._data.train_labels, self._data.classes, self.noise_multiplier
         made: LinearHead
         if self._settings.method == "class-means":
@@ -69,10 +63,6 @@ class OneShotMethod(Method):
 
     def batches(self) -> Iterator[Batch]:
         raise NotImplementedError("a one-shot head takes no steps: call release_at_once")
-
-    @property
-    def learning_rate(self) -> None:
-        return None
 
     @property
     def ledger(self) -> Ledger:
@@ -98,35 +88,16 @@ class OneShotMethod(Method):
             **(self._statistics.facts() if self._statistics else {}),
         }
 
-    def save(self, path: Path, extra: Mapping[str, Any]) -> None:
-        module, state = self.model.state_dict(), self._ledger.state_dict()
-        checkpoint.save({"module": module, "ledger": state, "epoch": self.epoch, "extra": dict(extra)}, path)
+    def state(self) -> dict[str, Any]:
+        return {"ledger": self._ledger.state_dict()}
 
-    def load(self, path: Path) -> dict[str, Any]:
-        saved = checkpoint.load(path)
-        try:
-            self.model.load_state_dict(saved["module"])
-            self._ledger.load_state_dict(saved["ledger"])
-            self.epoch = int(saved["epoch"])
-            return dict(saved["extra"])
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise checkpoint.CheckpointError(f"{path} is not a checkpoint of this run: {error}") from error
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._ledger.load_state_dict(state["ledger"])
 
 
 def noise_of_head(settings: ResolvedSettings) -> float:
-    """Returns the noise multiplier of the head: as given, or what its budget leaves beside the private statistics."""
-    if settings.noise_multiplier is not None:
-        return settings.noise_multiplier
-    assert settings.epsilon is not None
-    return calibrate_noise(
-        settings.epsilon,
-        settings.delta,
-        1.0,
-        1,
-        accountant=settings.accountant,
-        relation=settings.relation,
-        beside=statistics_phases(settings),
-    )
+    """Returns the noise multiplier of the head, which is one release of all records."""
+    return planned_noise(settings, sample_rate=1.0, steps=1)
 
 
 def bound_of_head(settings: ResolvedSettings) -> float:

@@ -41,17 +41,14 @@ class HashedWords:
     (64,)
     """
 
+    name = "hashed-words"
+
     dimensions: int = 2048
     words: int = 2
 
     def __post_init__(self) -> None:
         if self.dimensions < 1 or self.words < 1:
             raise FeatureError(f"dimensions and words must be at least 1, got {self.dimensions}, {self.words}")
-
-    @property
-    def name(self) -> str:
-        """The name of this front end."""
-        return "hashed-words"
 
     @property
     def settings(self) -> Mapping[str, Any]:

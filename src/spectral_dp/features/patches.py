@@ -76,6 +76,8 @@ class Patches:
     (2000, 3, 3)
     """
 
+    name = "patches"
+
     dictionaries: tuple[DictionarySettings, ...] = (DictionarySettings(),)
     prior: str | ImagePrior = "dead-leaves"
     cells: int = 3
@@ -96,11 +98,6 @@ class Patches:
         if shape[0] == 1:
             return cls((DictionarySettings(size=5, atoms=500),), prior="grey-leaves", cells=4)
         return cls()
-
-    @property
-    def name(self) -> str:
-        """The name of the front end."""
-        return "patches"
 
     @property
     def assumption(self) -> str:

@@ -26,13 +26,10 @@ class Pixels:
         std: Published standard deviation of each channel, likewise.
     """
 
+    name = "pixels"
+
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-    @property
-    def name(self) -> str:
-        """The name of this front end."""
-        return "pixels"
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -43,6 +43,8 @@ class Prepared:
     (243, 15)
     """
 
+    name = "prepared"
+
     groups: int = 0
     ratio: float = 0.0
     unit: bool = False
@@ -52,11 +54,6 @@ class Prepared:
             raise FeatureError(
                 f"groups must be at least 0, and ratio in [0, 1): the fraction to drop, got {self.groups}, {self.ratio}"
             )
-
-    @property
-    def name(self) -> str:
-        """The name of this stage."""
-        return "prepared"
 
     @property
     def settings(self) -> Mapping[str, Any]:

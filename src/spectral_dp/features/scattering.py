@@ -42,6 +42,8 @@ class Scattering:
     (81, 7, 7)
     """
 
+    name = "scattering"
+
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scales: int = 2
@@ -56,11 +58,6 @@ class Scattering:
                 f"scattering needs at least one scale and one angle, and order 1 or 2, got scales={self.scales}, "
                 f"angles={self.angles}, order={self.order}"
             )
-
-    @property
-    def name(self) -> str:
-        """The name of the front end."""
-        return "scattering"
 
     @property
     def settings(self) -> Mapping[str, Any]:

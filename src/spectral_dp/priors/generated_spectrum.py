@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
@@ -68,12 +69,7 @@ def spectrum_of(
     first = next(vectors)
     # The layer may see several vectors of an image, such as tokens.
     count = images * len(first) // min(images, BATCH)
-
-    def rows() -> Iterator[Tensor]:
-        yield first
-        yield from vectors
-
-    return principal_axes(rows(), count=count, rank=rank, centred=centred)
+    return principal_axes(itertools.chain([first], vectors), count=count, rank=rank, centred=centred)
 
 
 def _vectors(
@@ -102,11 +98,8 @@ def _inputs_of(module: nn.Module, layer: str | None) -> Iterator[list[Tensor]]:
     if layer is None:
         yield seen
         return
-    hook = module.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    try:
+    with module.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())):
         yield seen
-    finally:
-        hook.remove()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ The vectors are inputs of a dense layer, or features, of *generated* images (``g
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -113,13 +114,11 @@ def principal_axes(rows: Iterable[Tensor], *, count: int, rank: int | None = Non
 def _checked(first: Tensor, others: Iterator[Tensor], count: int) -> Iterator[Tensor]:
     """Yields parts, and raises ``ValueError`` if they are not finite or not as many vectors as they should be."""
     seen = 0
-    part: Tensor | None = first
-    while part is not None:
+    for part in itertools.chain([first], others):
         if not bool(torch.isfinite(part).all()):
             raise ValueError("some vectors are not finite, so they have no spectrum: look for overflows")
         seen += len(part)
         yield part.float()
-        part = next(others, None)
     if seen != count:
         raise ValueError(f"expected {count} vectors in all parts together, got {seen}")
 

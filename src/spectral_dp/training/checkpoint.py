@@ -76,9 +76,7 @@ def load(path: str | os.PathLike[str], **torch_load_kwargs: Any) -> dict[str, An
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about foreign files, which are refused below
             state = torch.load(path, **{"weights_only": True, "map_location": "cpu", **torch_load_kwargs})
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        raise
-    except MemoryError:
+    except (FileNotFoundError, PermissionError, IsADirectoryError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle can raise anything: IndexError, TypeError, ...
         reason = (str(error) or type(error).__name__).splitlines()[0]

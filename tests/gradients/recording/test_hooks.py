@@ -3,39 +3,75 @@
 import gc
 
 import pytest
-from torch.nn.modules.module import _global_forward_pre_hooks, register_module_forward_pre_hook
+import torch
+from torch import nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 
-from spectral_dp.gradients.recording.hooks import Hooks
+from spectral_dp.gradients.recording.hooks import Watch
 
 
-class Owner:
-    def __init__(self):
-        self.handles = [register_module_forward_pre_hook(lambda module, args: None)]
-        self.hooks = Hooks(self, self.handles)
+class Noted(Watch):
+    def __init__(self, *members):
+        self.calls = []
+        super().__init__(members)
+
+    def _before(self, module, args):
+        self.calls.append(("before", module))
+
+    def _after(self, module, args, kwargs, output):
+        self.calls.append(("after", module, output is None))
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_of_other_tests():
     gc.collect()
-    Owner().hooks.remove()
+    Noted().remove()
+
+
+def test_it_is_told_of_its_members_only():
+    mine, other = nn.ReLU(), nn.ReLU()
+    watch = Noted(mine)
+    nn.Sequential(other, mine)(torch.ones(1))
+    watch.remove()
+    assert watch.calls == [("before", mine), ("after", mine, False)]
+
+
+def test_it_is_told_of_a_pass_that_failed():
+    layer = nn.Linear(2, 1)
+    watch = Noted(layer)
+    with pytest.raises(RuntimeError):
+        layer(torch.ones(3))
+    watch.remove()
+    assert watch.calls == [("before", layer), ("after", layer, True)]
+
+
+def test_it_is_told_of_nothing_while_it_is_paused():
+    layer = nn.ReLU()
+    watch = Noted(layer)
+    with watch.paused(), watch.paused():
+        layer(torch.ones(1))
+    assert watch.calls == []
+    layer(torch.ones(1))
+    watch.remove()
+    assert len(watch.calls) == 2
 
 
 def test_they_are_removed_when_asked():
     before = len(_global_forward_pre_hooks)
-    owner = Owner()
+    watch = Noted()
     assert len(_global_forward_pre_hooks) == before + 1
-    owner.hooks.remove()
-    owner.hooks.remove()
+    watch.remove()
+    watch.remove()
     assert len(_global_forward_pre_hooks) == before
 
 
 def test_an_object_that_goes_changes_nothing_until_the_next_one_comes():
     """Catches a finalizer that removes hooks while a forward pass of another model goes through them."""
     before = len(_global_forward_pre_hooks)
-    owner = Owner()
+    watch = Noted()
     for _ in _global_forward_pre_hooks.values():  # raises an error if the hooks change meanwhile
-        owner = None
+        watch = None
         gc.collect()
-    assert owner is None
-    Owner().hooks.remove()
+    assert watch is None
+    Noted().remove()
     assert len(_global_forward_pre_hooks) == before

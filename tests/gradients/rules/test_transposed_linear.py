@@ -57,7 +57,7 @@ def test_no_record_moves_the_sums_further_than_the_bound():
 
 
 def test_control_the_weight_of_a_linear_layer_is_caught(monkeypatch):
-    monkeypatch.setattr(TransposedLinearRule, "clipped_sum", LinearRule.clipped_sum)
+    monkeypatch.setattr(TransposedLinearRule, "weight_sum", LinearRule.weight_sum)
     with pytest.raises(AssertionError):
         check(nn.Sequential(Conv1D(6, 6)).double(), torch.randn(3, 6, dtype=torch.float64))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -71,12 +72,9 @@ def trace(model: nn.Module, form: InputForm, samples: Sequence[Sample]) -> dict[
 def arguments_at(model: nn.Module, layer: nn.Module, form: InputForm, samples: Sequence[Sample]) -> Arguments:
     """Returns what a layer of the model is first called with when the model is given these samples."""
     found: list[Arguments] = []
-    handle = layer.register_forward_pre_hook(lambda _, args, kwargs: found.append((args, kwargs)), with_kwargs=True)
-    try:
-        with torch.no_grad():
-            form.call(model, samples)
-    finally:
-        handle.remove()
+    hook = layer.register_forward_pre_hook(lambda _, args, kwargs: found.append((args, kwargs)), with_kwargs=True)
+    with hook, torch.no_grad():
+        form.call(model, samples)
     return found[0]
 
 
@@ -123,14 +121,10 @@ def _calls(model: nn.Module, form: InputForm, samples: Sequence[Sample]) -> dict
 
         return note
 
-    modules = dict(model.named_modules()).items()
-    handles = [module.register_forward_hook(noting(name), with_kwargs=True) for name, module in modules]
-    try:
-        with torch.no_grad():
-            form.call(model, samples)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_hook(noting(name), with_kwargs=True))
+        form.call(model, samples)
     return calls
 
 

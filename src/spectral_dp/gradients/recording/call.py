@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spectral_dp.gradients.recording.random_state import RandomState
 from spectral_dp.gradients.recording.shared import Shared
@@ -81,44 +81,32 @@ def of_samples(tensor: Tensor) -> Tensor:
 
 def wide_call(call: Call, samples: int) -> Call:
     """A call that samples share, with an entry for each in all that it was called with."""
-
-    def widened(v: Any) -> Any:
-        if isinstance(v, Tensor) and not isinstance(v, Shared):
-            return v.expand(samples, *v.shape)
-        return of_samples(v) if isinstance(v, Tensor) else v
-
-    args, kwargs = tree_map(widened, (call.args, dict(call.kwargs)))
-    return call._replace(args=args, kwargs=kwargs, has_rows=True, is_shared=True)
+    call = _mapped(call, lambda t: t.wide if isinstance(t, Shared) else t.expand(samples, *t.shape))
+    return call._replace(has_rows=True, is_shared=True)
 
 
 def call_with_rows(call: Call, n: int, samples: int) -> Call:
     """A call with several rows of each sample, side by side, with a dimension for them."""
 
-    def unflattened(v: Any) -> Any:
-        has_rows = isinstance(v, Tensor) and v.ndim > 0 and len(v) == n
-        return v.unflatten(0, (samples, n // samples)) if has_rows else v
+    def unflattened(t: Tensor) -> Tensor:
+        return t.unflatten(0, (samples, n // samples)) if t.ndim > 0 and len(t) == n else t
 
-    args, kwargs = tree_map(unflattened, (call.args, dict(call.kwargs)))
-    return call._replace(args=args, kwargs=kwargs, has_rows=True)
+    return _mapped(call, unflattened)._replace(has_rows=True)
 
 
 def detached(call: Call) -> Call:
     """A call without what autograd keeps for it."""
-    if not call.kwargs and all(isinstance(value, Tensor) for value in call.args):
-        return call._replace(args=tuple(value.detach() for value in call.args))
-
-    def detach(value: Any) -> Any:
-        return value.detach() if isinstance(value, Tensor) else value
-
-    args, kwargs = tree_map(detach, (call.args, dict(call.kwargs)))
-    return call._replace(args=args, kwargs=kwargs)
+    return _mapped(call, Tensor.detach)
 
 
 def shapes_of(call: Call) -> Call:
     """A call without the numbers that its tensors hold: each stands there with its shape, on the meta device."""
+    return _mapped(call, lambda t: torch.empty_like(t, device="meta"))
 
-    def shape_of(value: Any) -> Any:
-        return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
 
-    args, kwargs = tree_map(shape_of, (call.args, dict(call.kwargs)))
+def _mapped(call: Call, function: Callable[[Tensor], Tensor]) -> Call:
+    """A call with other tensors in the places of its own."""
+    if not call.kwargs and all(isinstance(value, Tensor) for value in call.args):  # nearly always
+        return call._replace(args=tuple(map(function, call.args)))
+    args, kwargs = tree_map_only(Tensor, function, (call.args, dict(call.kwargs)))
     return call._replace(args=args, kwargs=kwargs)

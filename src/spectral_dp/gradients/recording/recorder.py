@@ -16,39 +16,33 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spectral_dp.gradients.recording.anchor import Anchor, Detour, Widened, anchor_like, hookable
 from spectral_dp.gradients.recording.autocast_state import AutocastState
 from spectral_dp.gradients.recording.call import (
     Call,
-    OutputGradients,
     TakenOver,
     call_with_rows,
-    detached,
     of_samples,
     shapes_of,
     tensors_in,
     wide_call,
 )
-from spectral_dp.gradients.recording.hooks import Hooks
+from spectral_dp.gradients.recording.captures import Capture, Captures, Kept
+from spectral_dp.gradients.recording.hooks import Watch
 from spectral_dp.gradients.recording.knowledge import Knowledge
-from spectral_dp.gradients.recording.members import Members
 from spectral_dp.gradients.recording.passes import Pass
 from spectral_dp.gradients.recording.random_state import RandomState
 from spectral_dp.gradients.recording.refusals import (
     check_called_as_it_is,
     explain_empty_batch,
-    is_for_inputs_only,
     refuse_dependence,
     refuse_shared,
 )
@@ -57,22 +51,8 @@ from spectral_dp.gradients.recording.shared import Shared
 from spectral_dp.gradients.recording.side_outputs import SideOutputs, Stored
 from spectral_dp.gradients.recording.trial import SAMPLES, Origins, Trial, run_both, without_trace
 
-Kept = TypeVar("Kept")
 
-
-class Capture(NamedTuple, Generic[Kept]):
-    """What a recorder was told to keep of one use of a layer.
-
-    Attributes:
-        kept: What was kept of it.
-        backward_pass: The number of the backward pass that reached it.
-    """
-
-    kept: Kept
-    backward_pass: int
-
-
-class Recorder(Generic[Kept]):
+class Recorder(Watch, Generic[Kept]):
     """Records the uses of some modules.
 
     A use is recorded when the backward pass reaches it. So forward passes that no backward pass follows leave nothing
@@ -107,7 +87,7 @@ class Recorder(Generic[Kept]):
         needs_input: Callable[[nn.Module], bool] = lambda module: True,
         members: Iterable[nn.Module] = (),
     ) -> None:
-        self._condense = condense
+        self._captures: Captures[Kept] = Captures(condense, with_output, taken_over)
         self._needs_input = needs_input
         self._with_output = with_output
         self._taken_over = taken_over
@@ -115,7 +95,6 @@ class Recorder(Generic[Kept]):
         self._held = {module: dict(parameters) for module, parameters in held.items()}
         members = tuple(members)
         self._knows_samples = bool(members)
-        self._members = Members((*self._watched, *self._held, *members))
         self._pass: Pass | Trial | None = None
         self._calls: list[tuple[nn.Module, AutocastState]] = []  # those under way in the pass
         self._was_tried = False  # in the pass
@@ -125,42 +104,13 @@ class Recorder(Generic[Kept]):
         for other in [r for r in _LIVE if not {*r._watched, *r._held}.isdisjoint({*self._watched, *self._held})]:
             other.remove()  # two would hide each other's gradients: the latest wins
         _LIVE.add(self)
-        self._pauses = 0
-        self._captures: dict[nn.Module, list[Capture[Kept]]] = {}
-        self._outer: dict[int, int] = {}  # of each backward pass within another one, that other
         self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
         self._sides: dict[nn.Module, SideOutputs] = {}
         self._random_states: dict[nn.Module, RandomState] = {}
         self._replaced: list[tuple[Stored, Tensor]] = []
-        this = weakref.ref(self)  # a hook must not keep its recorder alive
-
-        def before(module: nn.Module, args: Any) -> None:
-            if (recorder := this()) is not None:
-                recorder._before(module, args)
-
-        def after(module: nn.Module, args: Any, *kwargs_and_output: Any) -> Any:
-            # Torch leaves the keywords out when the forward pass failed.
-            kwargs = kwargs_and_output[0] if len(kwargs_and_output) == 2 else {}
-            recorder = this()
-            return None if recorder is None else recorder._after(module, args, kwargs, kwargs_and_output[-1])
-
-        handles = [
-            # As they are: torch.compile would trace them with the module, and cannot.
-            register_module_forward_pre_hook(_disable_dynamo(before)),
-            register_module_forward_hook(_disable_dynamo(after), with_kwargs=True, always_call=True),
-        ]
-        self._hooks = Hooks(self, handles)
+        super().__init__((*self._watched, *self._held, *members))
         if (dynamo := sys.modules.get("torch._dynamo")) is not None:
             dynamo.reset()  # what torch.compile has made before calls no hooks, and would give plain gradients
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Lets modules be called without being recorded."""
-        self._pauses += 1
-        try:
-            yield
-        finally:
-            self._pauses -= 1
 
     def take(self) -> dict[nn.Module, list[Capture[Kept]]]:
         """Returns all recorded uses and forgets them."""
@@ -170,13 +120,12 @@ class Recorder(Generic[Kept]):
         for alias, value in reversed(self._replaced):
             alias.replace(value)
         self._replaced = []
-        captures, self._captures, self._outer = self._captures, {}, {}
-        return captures
+        return self._captures.take()
 
     def remove(self) -> None:
         """Stops watching and forgets everything."""
         _LIVE.discard(self)
-        self._hooks.remove()
+        super().remove()
         self.take()
 
     def __enter__(self) -> Recorder[Kept]:
@@ -186,8 +135,6 @@ class Recorder(Generic[Kept]):
         self.remove()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._pauses or module not in self._members:
-            return
         if isinstance(self._pass, Trial):
             return
         if self._pass is not None and self._pass.root is module and calls_under_way(module) < 2:
@@ -219,8 +166,6 @@ class Recorder(Generic[Kept]):
         return trained
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        if self._pauses or module not in self._members:
-            return None
         if isinstance(self._pass, Trial):
             is_trained = any(p.requires_grad for p in self._watched.get(module, ()))  # others may be within a vmap
             return self._noted(self._pass, module, args, output) if is_trained else None
@@ -292,7 +237,7 @@ class Recorder(Generic[Kept]):
         wide = Widened.apply(parameter.detach(), samples, anchor_like(parameter))  # type: ignore[no-untyped-call]
         if samples == 0:  # nothing to record
             return Anchor.apply(parameter.detach().clone(), anchor_like(parameter))  # type: ignore[no-untyped-call]
-        self._capture(module, Call((), {}, parameter=name), wide)
+        self._captures.watch(module, Call((), {}, parameter=name), wide)
         if samples == 1:
             return wide[0]
         shared = Shared.make(parameter, wide, current.origins.of_parameter(module, name), current)
@@ -401,7 +346,7 @@ class Recorder(Generic[Kept]):
             call = call_with_rows(call, len(first), samples)
         if not self._needs_input(module):
             call = shapes_of(call)
-        self._capture(module, call, of_samples(leaves[tensors[0]]), None if is_shared else samples)
+        self._captures.watch(module, call, of_samples(leaves[tensors[0]]), None if is_shared else samples)
         return tree_unflatten(leaves, structure)
 
     def _take_over(
@@ -420,91 +365,7 @@ class Recorder(Generic[Kept]):
             no_side_outputs[leaves[i]] = leaves[i] = output
         what = f"on a tensor that {type(module).__name__} stored in its forward pass"
         self._replaced += side.refuse(no_side_outputs, refuse_dependence(what))
-        made.append(self._capturing(module, call, outputs[0]))
-
-    def _capture(self, module: nn.Module, call: Call, output: Tensor, samples: int | None = None) -> None:
-        """Records a use when the backward pass comes to an output; see :meth:`_capturing`."""
-        capture = self._capturing(module, call, output, samples)
-
-        def only_capture(dA: Tensor) -> None:
-            capture(dA)
-
-        output.register_hook(only_capture)
-
-    def _capturing(
-        self, module: nn.Module, call: Call, output: Tensor, samples: int | None = None
-    ) -> Callable[[Any], Sequence[Tensor | None]]:
-        """A function that records a use, given the gradient of the output, or all of one that is taken over.
-
-        It returns the gradients of those inputs that need one, where the backward pass is taken over.
-
-        Args:
-            module: The module.
-            call: What it was called with.
-            output: Its output, or what stands for its parameter.
-            samples: How many the rows of the output belong to, where the call ``has_rows`` and the output does not.
-        """
-        name, inputs, is_taken_over = type(module).__name__, tensors_in(call), module in self._taken_over
-        recorded, output_version = (output.detach() if module in self._with_output else None), output._version
-        versions = [v._version for v in inputs]
-        outer = torch._C._current_graph_task_id()  # of activation checkpointing, which runs the module again; else -1
-        this = weakref.ref(self)
-        # Let go when the backward pass has been here: the graph may live as long as the loss.
-        waiting = [(call, inputs, recorded)]
-
-        def capture(dA: Any) -> Sequence[Tensor | None]:
-            if (recorder := this()) is None:
-                if is_taken_over:
-                    raise ReferenceError("the recorder that took over this backward pass is gone: keep it until then")
-                return ()
-            if (is_of_inputs_only := is_for_inputs_only()) and not is_taken_over:
-                return ()
-            if not waiting:
-                raise RuntimeError(
-                    "a second backward pass through the same graph: run the forward pass again, or add the losses and "
-                    "call backward() once"
-                )
-            call, inputs, output = waiting[-1] if is_of_inputs_only else waiting.pop()
-            if [v._version for v in inputs] != versions:
-                raise RuntimeError(
-                    f"the input of {name} was changed in place after its forward pass, so its per-sample gradients "
-                    "cannot be computed: replace the in-place operation (x += y) by x = x + y"
-                )
-            if output is not None and output._version == output_version:
-                call = call._replace(output=output)
-            if call.has_rows and samples:
-                dA = dA.unflatten(0, (samples, -1))
-                call = call._replace(output=None if call.output is None else call.output.unflatten(0, (samples, -1)))
-            backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
-            call = detached(call)
-            found: list[Tensor | None] = []
-            kept: Any
-            if is_taken_over:
-                ids = [id(v) for v, own in zip(tensors_in(call), inputs, strict=True) if own.requires_grad]
-                taken_over: Any = recorder._condense(module, call, OutputGradients(tuple(dA), frozenset(ids)))
-                kept, by_input = taken_over.kept, {id(v): gradient for v, gradient in taken_over.input_gradients}
-                if not by_input.keys() >= set(ids):
-                    raise RuntimeError(
-                        f"{name} was given a tensor that needs a gradient, such as a mask of padding, where its rule "
-                        "computes none: detach it"
-                    )
-                found = [by_input[key] for key in ids]
-            else:
-                kept = recorder._condense(module, call, dA.detach())
-            if not is_of_inputs_only:
-                backward_pass = recorder._outermost(backward_pass, outer)
-                recorder._captures.setdefault(module, []).append(Capture(kept, backward_pass))
-            return found
-
-        return capture
-
-    def _outermost(self, backward_pass: int, outer: int) -> int:
-        """The backward pass that the user called: reentrant checkpoints run others within it, of the same samples."""
-        if outer not in (-1, backward_pass):
-            self._outer[backward_pass] = outer
-        while backward_pass in self._outer:
-            backward_pass = self._outer[backward_pass]
-        return backward_pass
+        made.append(self._captures.recording(module, call, outputs[0]))
 
 
 def _input_where_zero(args: tuple[Any, ...], output: Tensor) -> Tensor | None:

@@ -8,25 +8,20 @@ a pass without gradients two.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_map
 
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, fingerprints, held, own_attributes
-from spectral_dp.gradients.recording.hooks import Hooks
-from spectral_dp.gradients.recording.members import Members
+from spectral_dp.gradients.recording.hooks import Watch
 
 
-class StateGuard:
+class StateGuard(Watch):
     """Watches the forward passes of a model, and what they leave behind in it.
 
     A pass begins when a module of the model is called that no other module of it is calling. Passes of a model in
@@ -37,39 +32,10 @@ class StateGuard:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._members = Members(model.modules())
-        self._depth = self._pauses = 0
-        self._before: Fingerprint | None = None
+        self._depth = 0
+        self._then: Fingerprint | None = None  # before the first of these passes
         self._allowed: set[str] = set()
-        this = weakref.ref(self)  # a hook must not keep its guard alive
-
-        def enter(module: nn.Module, _: Any) -> None:
-            if (guard := this()) is not None:
-                guard._enter(module)
-
-        def leave(module: nn.Module, *_: Any) -> None:
-            if (guard := this()) is not None:
-                guard._leave(module)
-
-        handles = [
-            # As they are: torch.compile would trace them with the module, and cannot.
-            register_module_forward_pre_hook(_disable_dynamo(enter)),
-            register_module_forward_hook(_disable_dynamo(leave), always_call=True),
-        ]
-        self._hooks = Hooks(self, handles)
-
-    def remove(self) -> None:
-        """Stops watching."""
-        self._hooks.remove()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Lets modules be called without being watched."""
-        self._pauses += 1
-        try:
-            yield
-        finally:
-            self._pauses -= 1
+        super().__init__(model.modules())
 
     def allow(self, names: Iterable[str]) -> None:
         """Lets these be written from now on: what is written there was shown not to depend on the data."""
@@ -77,10 +43,10 @@ class StateGuard:
 
     def changed(self) -> list[str]:
         """Returns what the passes since the last look have changed and were not allowed to; the next look is anew."""
-        before, self._before, self._depth = self._before, None, 0
-        if before is None:
+        then, self._then, self._depth = self._then, None, 0
+        if then is None:
             return []
-        return [name for name in Fingerprint(self._model).changes(before) if name not in self._allowed]
+        return [name for name in Fingerprint(self._model).changes(then) if name not in self._allowed]
 
     def check(self) -> None:
         """Raises ``RuntimeError`` if the passes since the last look have changed anything."""
@@ -102,17 +68,15 @@ class StateGuard:
             "that was written is not put back"
         )
 
-    def _enter(self, module: nn.Module) -> None:
-        if self._pauses or module not in self._members:
-            return
+    def _before(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
         if self._depth == 1:
-            self._is_first = self._before is None
+            self._is_first = self._then is None
             if self._is_first:
-                self._before = Fingerprint(self._model)
+                self._then = Fingerprint(self._model)
 
-    def _leave(self, module: nn.Module) -> None:
-        if self._pauses or module not in self._members or not self._depth:
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self._depth:
             return
         self._depth -= 1
         is_training = torch.is_grad_enabled() and self._model.training
@@ -121,17 +85,20 @@ class StateGuard:
 
 
 class Keepsake:
-    """What a model's buffers and attributes are, and copies of their contents, for passes that do not count.
+    """What a model's buffers, attributes and modes are, and copies of their contents, for passes that do not count.
 
     Every attribute becomes the *same object* again, with its former contents: a forward pass that is under way may have
     put it there, and its gradients flow through it.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._modes = [(module, module.training) for module in model.modules()]
         self._kept = [(module, _kept(module._buffers), _kept(own_attributes(module))) for module in model.modules()]
 
     def restore(self) -> None:
         """Puts everything back that differs; what has come since is taken away."""
+        for module, training in self._modes:
+            module.training = training
         for module, buffers, attributes in self._kept:
             for kept, now in ((buffers, module._buffers), (attributes, own_attributes(module))):
                 for name in now.keys() - kept.keys():

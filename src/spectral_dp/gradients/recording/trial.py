@@ -102,19 +102,16 @@ class Trial:
 def without_trace(root: nn.Module) -> Iterator[None]:
     """Runs of a module within leave nothing behind, draw no random numbers of others, and are in evaluation mode."""
     keepsake = Keepsake(root)
-    modes = [(module, module.training) for module in root.modules()]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     is_fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it would not call the layers of a transformer
         with torch.random.fork_rng(devices=devices), torch.no_grad():
-            for module, _ in modes:
+            for module in root.modules():
                 module.training = False
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
-        for module, training in modes:
-            module.training = training
         keepsake.restore()
 
 

@@ -25,11 +25,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spectral_dp.gradients.norms import bias_norms, squares, token_norms
+from spectral_dp.gradients.norms import squares, token_norms
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule
-from spectral_dp.gradients.rules.rule import GhostRule
-from spectral_dp.gradients.sums import as_tokens, in_chunks, merge_tokens, over_tokens, weigh
+from spectral_dp.gradients.rules.rule import WeightAndBiasRule
+from spectral_dp.gradients.sums import as_tokens, in_chunks, merge_tokens, weigh
 from spectral_dp.layers import SHORT_BLOCK, BlockCirculantLinear, FrequencyBand, bilinear, on_blocks, to_blocks
 from spectral_dp.mechanism.clipping import underflow
 from spectral_dp.mechanism.gains import Gains
@@ -37,7 +37,7 @@ from spectral_dp.mechanism.transforms import TransformName
 
 
 @register_rule(BlockCirculantLinear, parameters=["weight", "bias"])
-class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
+class BlockCirculantRule(WeightAndBiasRule[BlockCirculantLinear]):
     """The rule of :class:`~spectral_dp.layers.BlockCirculantLinear`. ``weight`` coefficients are ``(p, q, M)``."""
 
     default_transform: ClassVar[TransformName] = "fourier"
@@ -81,31 +81,17 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
     def merge(self, uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         return merge_tokens(uses)
 
-    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        x, dA = self._tokens(x, dA)
-        total = dA.new_zeros(len(dA), dtype=torch.float64)
-        if self.trains("weight"):
-            total = total + self._powers(x, dA) @ self._norm_weights.to(total)
-        if self.trains("bias"):
-            total = total + bias_norms(dA)
-        return total
+    def weight_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        powers = self._powers(self.positions(x), self.positions(dA))
+        return powers @ self._norm_weights.to(powers)
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        x, dA = self._tokens(x, dA)
-        sums = {}
-        if self.trains("weight"):
-            blocks, c_token = self._blocks(x, dA), c.repeat_interleave(dA.shape[1])
-            if self.module.block_size <= SHORT_BLOCK:
-                sums["weight"] = _short_sum(self._kept, *blocks, c_token, self.matrix(dA))
-            else:
-                total = _long_sum(self._kept, *blocks, c_token)
-                sums["weight"] = total if self.projection is None else self.projection.analyse(total)
-        if self.trains("bias"):
-            sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
-        return sums
-
-    def needs_input(self) -> bool:
-        return self.trains("weight")
+    def weight_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+        x, dA = self.positions(x), self.positions(dA)
+        blocks, c_token = self._blocks(x, dA), c.repeat_interleave(dA.shape[1])
+        if self.module.block_size <= SHORT_BLOCK:
+            return _short_sum(self._kept, *blocks, c_token, self.matrix(dA))
+        total = _long_sum(self._kept, *blocks, c_token)
+        return total if self.projection is None else self.projection.analyse(total)
 
     def forms(self, x: Tensor, dA: Tensor) -> bool:
         """Returns whether there are so many tokens that forming the per-sample gradients is faster and not much larger.
@@ -123,14 +109,8 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
         products = (len(self._counted.singles) + 3 * len(self._counted.pairs)) * p * q
         return products * (T + 40) < numbers * (360 + 5 * T)
 
-    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        x, dA = self._tokens(x, dA)
-        out = {}
-        if self.trains("weight"):
-            out["weight"] = self._coordinates(x, dA).movedim(1, -1)  # (B, p, q, M)
-        if self.trains("bias"):
-            out["bias"] = over_tokens(dA)
-        return out
+    def form_weight(self, x: Tensor, dA: Tensor) -> Tensor:
+        return self._coordinates(self.positions(x), self.positions(dA)).movedim(1, -1)  # (B, p, q, M)
 
     def _coordinates(self, x: Tensor, dA: Tensor) -> Tensor:
         """Returns the counted coordinates ``(B, M, p, q)``, as combinations of ``R`` products of the transforms."""
@@ -161,8 +141,8 @@ class BlockCirculantRule(GhostRule[BlockCirculantLinear]):
         norms = token_norms(X.flatten(0, 1), D.flatten(0, 1)).clamp(min=0).sqrt().view(X.shape[:2]).T
         return (norms + most * (1 + T * torch.finfo(dA.dtype).eps) - length).square()
 
-    def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
-        return as_tokens(x.to(self.dtype)), as_tokens(dA.to(self.dtype))
+    def positions(self, dA: Tensor) -> Tensor:
+        return as_tokens(dA.to(self.dtype))
 
     def _blocks(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:  # (B, T, n) -> (B T, ceil(n / d), d) each
         d = self.module.block_size

@@ -14,26 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.norms import bias_norms
 from spectral_dp.gradients.rules import conv_norms
 from spectral_dp.gradients.rules.conv_norms import ConvGeometry, check_batched, explicitly_padded, padded_size
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule
-from spectral_dp.gradients.rules.rule import GhostRule
+from spectral_dp.gradients.rules.rule import WeightAndBiasRule
 
 
-class KernelConvRule(GhostRule[Any]):
+class KernelConvRule(WeightAndBiasRule[Any]):
     """The rule of ``nn.Conv1d`` and ``nn.Conv2d``. Filtered ``weight`` coefficients are ``(Co, Ci/groups, M)``."""
 
     def coordinate_shape(self) -> tuple[int, ...]:
         return tuple(self.module.kernel_size)
-
-    def needs_input(self) -> bool:
-        return self.trains("weight")
 
     def forms(self, x: Tensor, dA: Tensor) -> bool:
         """Returns whether forming the gradients is cheaper for these sizes than Gram matrices. Both are exact."""
@@ -48,38 +43,19 @@ class KernelConvRule(GhostRule[Any]):
             (x.shape[1], *size), (dA.shape[1], *output_size), self._geometry(padding=(0, 0)), kept
         )
 
-    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        out = {}
-        if self.trains("weight"):
-            plane, dA_plane, geometry = self._planes(x, dA)
-            z = conv_norms.sample_gradients(plane, dA_plane, geometry, self.matrix(dA_plane, counted=True))
-            out["weight"] = z.transpose(-1, -3)  # (B, g, Cog, Cig, M)
-        if self.trains("bias"):
-            out["bias"] = self._over_positions(dA)
-        return out
+    def form_weight(self, x: Tensor, dA: Tensor) -> Tensor:
+        plane, dA_plane, geometry = self._planes(x, dA)
+        z = conv_norms.sample_gradients(plane, dA_plane, geometry, self.matrix(dA_plane, counted=True))
+        return z.transpose(-1, -3)  # (B, g, Cog, Cig, M)
 
-    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=torch.float64)
-        if self.trains("weight") and len(dA):
-            plane, dA_plane, geometry = self._planes(x, dA)
-            matrix = self.matrix(dA_plane, counted=True)
-            total = total + conv_norms.gram_squared_norms(plane, dA_plane, geometry, matrix)
-        if self.trains("bias"):
-            total = total + bias_norms(dA.to(self.dtype).flatten(2).mT)
-        return total
+    def weight_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        plane, dA_plane, geometry = self._planes(x, dA)
+        return conv_norms.gram_squared_norms(plane, dA_plane, geometry, self.matrix(dA_plane, counted=True))
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        sums = {}
-        if self.trains("weight"):
-            plane, dA_plane, geometry = self._planes(x, dA)
-            total = conv_norms.weighted_gradient(plane, dA_plane, c, geometry, self.matrix(dA_plane))
-            sums["weight"] = total.reshape(self.coefficient_shape("weight"))
-        if self.trains("bias"):
-            sums["bias"] = c.to(self.dtype) @ self._over_positions(dA)
-        return sums
-
-    def _over_positions(self, dA: Tensor) -> Tensor:
-        return dA.to(self.dtype).flatten(2).sum(2)
+    def weight_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+        plane, dA_plane, geometry = self._planes(x, dA)
+        total = conv_norms.weighted_gradient(plane, dA_plane, c, geometry, self.matrix(dA_plane))
+        return total.reshape(self.coefficient_shape("weight"))
 
     def _planes(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, ConvGeometry]:
         """Returns input, output gradient and geometry of the same layer as a zero-padded 2-D convolution."""

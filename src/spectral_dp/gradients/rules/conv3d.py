@@ -13,54 +13,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients.norms import bias_norms, token_norms
+from spectral_dp.gradients.norms import token_norms
 from spectral_dp.gradients.rules.conv_norms import check_batched
 from spectral_dp.gradients.rules.registry import register_rule
-from spectral_dp.gradients.rules.rule import GhostRule
+from spectral_dp.gradients.rules.rule import WeightAndBiasRule
 from spectral_dp.gradients.sums import in_chunks, weigh
 
 
 @register_rule(nn.Conv3d, parameters=["weight", "bias"])
-class Conv3dRule(GhostRule[nn.Conv3d]):
+class Conv3dRule(WeightAndBiasRule[nn.Conv3d]):
     """Rule of ``nn.Conv3d``; coefficients have the parameters' shapes, unfiltered."""
 
-    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+    def weight_norms(self, x: Tensor, dA: Tensor) -> Tensor:
         x, dA = self._padded(x), dA.to(self.dtype)
-        total = dA.new_zeros(len(dA), dtype=torch.float64)
-        if self.trains("weight") and len(dA):
-            for rows in in_chunks(len(dA), self._numbers(dA), dA):
-                squared = token_norms(*self._tokens(x[rows], dA[rows]))
-                total[rows] += squared.view(-1, self.module.groups).sum(1)
-        if self.trains("bias"):
-            total = total + bias_norms(dA.flatten(2).mT)
-        return total
+        chunks = in_chunks(len(dA), self._numbers(dA), dA)
+        squared = torch.cat([token_norms(*self._tokens(x[rows], dA[rows])) for rows in chunks])
+        return squared.view(-1, self.module.groups).sum(1)
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        module, x, dA = self.module, self._padded(x), dA.to(self.dtype)
-        sums = {}
-        if self.trains("weight"):
-            left, right = weigh(x, dA, c)
-            shape_only = x.new_empty(1).expand(module.weight.shape)
-            sums["weight"] = torch.ops.aten.convolution_backward(
-                right, left, shape_only, None, module.stride, (0, 0, 0), module.dilation, False, (0, 0, 0),
-                module.groups, (False, True, False),
-            )[1]  # fmt: skip
-        if self.trains("bias"):
-            sums["bias"] = c.to(dA.dtype) @ dA.flatten(2).sum(2)
-        return sums
+    def weight_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+        module, (left, right) = self.module, weigh(self._padded(x), dA.to(self.dtype), c)
+        shape_only = left.new_empty(1).expand(module.weight.shape)
+        return torch.ops.aten.convolution_backward(
+            right, left, shape_only, None, module.stride, (0, 0, 0), module.dilation, False, (0, 0, 0),
+            module.groups, (False, True, False),
+        )[1]  # fmt: skip
 
-    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
+    def form_weight(self, x: Tensor, dA: Tensor) -> Tensor:
         x, dA = self._padded(x), dA.to(self.dtype)
-        out = {}
-        if self.trains("weight"):
-            z = dA.new_zeros(len(dA), *self.module.weight.shape)
-            for rows in in_chunks(len(dA), self._numbers(dA), dA) if len(dA) else ():
-                patches, outer = self._tokens(x[rows], dA[rows])
-                z[rows] = (outer.mT @ patches).view_as(z[rows])
-            out["weight"] = z
-        if self.trains("bias"):
-            out["bias"] = dA.flatten(2).sum(2)
-        return out
+        z = dA.new_zeros(len(dA), *self.module.weight.shape)
+        for rows in in_chunks(len(dA), self._numbers(dA), dA) if len(dA) else ():
+            patches, outer = self._tokens(x[rows], dA[rows])
+            z[rows] = (outer.mT @ patches).view_as(z[rows])
+        return z
+
+    def positions(self, dA: Tensor) -> Tensor:
+        check_batched(self.module, dA)
+        return super().positions(dA)
 
     def _padded(self, x: Tensor) -> Tensor:
         """The input with all the padding that the layer puts around it."""

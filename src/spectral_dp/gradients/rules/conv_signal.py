@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spectral_dp.gradients.norms import bias_norms, outer_norms, squares, transform_error
+from spectral_dp.gradients.norms import outer_norms, squares, transform_error
 from spectral_dp.gradients.rules.conv_norms import explicitly_padded, padded_size
 from spectral_dp.gradients.rules.layer_config import LayerConfig
-from spectral_dp.gradients.rules.rule import GhostRule
+from spectral_dp.gradients.rules.rule import WeightAndBiasRule
 from spectral_dp.mechanism.transforms import Fourier
 
 
-class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
+class SignalConvRule(WeightAndBiasRule[nn.Conv1d | nn.Conv2d]):
     """The rule of ``nn.Conv1d`` and ``nn.Conv2d`` with the paper's support, for the Fourier transform only.
 
     The size of the spectrum is that of the padded input. It is taken from the ``input_layout`` ``(C, H, W)`` of the
@@ -70,42 +70,27 @@ class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
         self.coordinate_shape()
         return super().coefficient_shape(name)
 
-    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=torch.float64)
-        if self.trains("weight") and len(dA):
-            planes = self._planes(x, dA)
-            spectra = self._spectra(planes, counted=True)
-            X, A = (self._lengths(*each) for each in zip(spectra, planes, strict=True))
-            n, m = (2 * spectrum.shape[-1] for spectrum in spectra)  # real and imaginary parts are squared
-            power = outer_norms(X, A, n, m).double().square().sum(-1)  # over groups: (F, B)
-            total = total + self._counted.weight.to(power) @ power
-        if self.trains("bias"):
-            total = total + bias_norms(dA.to(self.dtype).flatten(2).mT)
-        return total
+    def weight_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        planes = self._planes(x, dA)
+        spectra = self._spectra(planes, counted=True)
+        X, A = (self._lengths(*each) for each in zip(spectra, planes, strict=True))
+        n, m = (2 * spectrum.shape[-1] for spectrum in spectra)  # real and imaginary parts are squared
+        power = outer_norms(X, A, n, m).double().square().sum(-1)  # over groups: (F, B)
+        return self._counted.weight.to(power) @ power
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        sums = {}
-        if self.trains("weight") and len(dA) == 0:
+    def weight_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+        if not len(dA):
             self._fix_size(padded_size(self.module, x.shape[2:]))
-            sums["weight"] = dA.new_zeros(self.coefficient_shape("weight"), dtype=self.dtype)
-        elif self.trains("weight"):
-            X, A = self._spectra(self._planes(x, dA), counted=False)
-            weighted = A.conj() * c.to(X.real.dtype).view(-1, 1, 1)
-            G = weighted.permute(0, 2, 3, 1) @ X.permute(0, 2, 1, 3)  # (F, groups, Cog, Cig)
-            sums["weight"] = self._kept.real_coordinates(G.flatten(1, 2).movedim(0, -1))
-        if self.trains("bias"):
-            sums["bias"] = c.to(self.dtype) @ self._biases(dA)
-        return sums
+            return dA.new_zeros(self.coefficient_shape("weight"), dtype=self.dtype)
+        X, A = self._spectra(self._planes(x, dA), counted=False)
+        weighted = A.conj() * c.to(X.real.dtype).view(-1, 1, 1)
+        G = weighted.permute(0, 2, 3, 1) @ X.permute(0, 2, 1, 3)  # (F, groups, Cog, Cig)
+        return self._kept.real_coordinates(G.flatten(1, 2).movedim(0, -1))
 
-    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        out = {}
-        if self.trains("weight"):
-            X, A = self._spectra(self._planes(x, dA), counted=True)
-            G = A.conj()[..., :, None] * X[..., None, :]  # (F, B, groups, Cog, Cig)
-            out["weight"] = self._counted.real_coordinates(G.flatten(2, 3).movedim(0, -1))
-        if self.trains("bias"):
-            out["bias"] = self._biases(dA)
-        return out
+    def form_weight(self, x: Tensor, dA: Tensor) -> Tensor:
+        X, A = self._spectra(self._planes(x, dA), counted=True)
+        G = A.conj()[..., :, None] * X[..., None, :]  # (F, B, groups, Cog, Cig)
+        return self._counted.real_coordinates(G.flatten(2, 3).movedim(0, -1))
 
     def gradient(self, name: str, coefficients: Tensor) -> Tensor:
         if name != "weight":
@@ -152,9 +137,6 @@ class SignalConvRule(GhostRule[nn.Conv1d | nn.Conv2d]):
                 f"signal support needs inputs of one size: the padded input was {self._size} and is now {size}. Crop "
                 "or pad the data, or use support='kernel', which does not depend on it"
             )
-
-    def _biases(self, dA: Tensor) -> Tensor:
-        return dA.to(self.dtype).flatten(2).sum(2)
 
 
 class _Frequencies:

@@ -18,25 +18,9 @@ from spectral_dp.errors import SpectralDPError
 
 #: Operations whose result is nothing but random numbers. Others mix them with data, so they cannot be given again.
 _PURE = frozenset(
-    [
-        "bernoulli",
-        "bernoulli_",
-        "rand",
-        "rand_like",
-        "randn",
-        "randn_like",
-        "randint",
-        "randint_like",
-        "random",
-        "random_",
-        "uniform",
-        "uniform_",
-        "normal",
-        "normal_",
-        "normal_functional",
-        "exponential",
-        "exponential_",
-    ]
+    f"{name}{variant}"
+    for name in ("bernoulli", "exponential", "normal", "rand", "randint", "randn", "random", "uniform")
+    for variant in ("", "_", "_like", "_functional")
 )
 
 

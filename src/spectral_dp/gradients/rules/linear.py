@@ -17,14 +17,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.norms import bias_norms, token_norms, transform_error
+from spectral_dp.gradients.norms import token_norms, transform_error
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule_by_name
-from spectral_dp.gradients.rules.rule import GhostRule
-from spectral_dp.gradients.sums import as_tokens, merge_tokens, over_tokens, weigh
+from spectral_dp.gradients.rules.rule import WeightAndBiasRule
+from spectral_dp.gradients.sums import as_tokens, merge_tokens, weigh
 
 
-class LinearRule(GhostRule[nn.Linear]):
+class LinearRule(WeightAndBiasRule[nn.Linear]):
     """The rule of ``nn.Linear``. Its ``weight`` coefficients are ``(m, n)``, or ``(m, C, M)`` with an input layout."""
 
     def __init__(self, module: nn.Linear, config: LayerConfig) -> None:
@@ -47,47 +47,25 @@ class LinearRule(GhostRule[nn.Linear]):
     def leading_shape(self) -> tuple[int, ...]:
         return () if self._layout is None else (self.module.out_features, self._layout[0])
 
-    def needs_input(self) -> bool:
-        return self.trains("weight")
-
     def forms(self, x: Tensor, dA: Tensor) -> bool:
         return not self.trains("weight")  # a bias alone is smaller than dA
 
     def merge(self, uses: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         return merge_tokens(uses)
 
-    def squared_norms(self, x: Tensor, dA: Tensor) -> Tensor:
-        x, dA = self._tokens(x, dA)
-        total = dA.new_zeros(len(dA), dtype=torch.float64)
-        if self.trains("weight"):
-            total = total + token_norms(self._inputs(x, counted=True), dA, self._input_errors(x))
-        if self.trains("bias"):
-            total = total + bias_norms(dA)
-        return total
+    def weight_norms(self, x: Tensor, dA: Tensor) -> Tensor:
+        x = self.positions(x)
+        return token_norms(self._inputs(x, counted=True), self.positions(dA), self._input_errors(x))
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        x, dA = self._tokens(x, dA)
-        sums = {}
-        if self.trains("weight"):
-            left, right = weigh(self._inputs(x), dA, c)
-            total = right.flatten(0, 1).T @ left.flatten(0, 1)
-            sums["weight"] = total.view(self.coefficient_shape("weight"))
-        if self.trains("bias"):
-            sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
-        return sums
+    def weight_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+        left, right = weigh(self._inputs(self.positions(x)), self.positions(dA), c)
+        return (right.flatten(0, 1).T @ left.flatten(0, 1)).view(self.coefficient_shape("weight"))
 
-    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        x, dA = self._tokens(x, dA)
-        out = {}
-        if self.trains("weight"):
-            out["weight"] = dA.mT @ self._inputs(x, counted=True)
-        if self.trains("bias"):
-            out["bias"] = over_tokens(dA)
-        return out
+    def form_weight(self, x: Tensor, dA: Tensor) -> Tensor:
+        return self.positions(dA).mT @ self._inputs(self.positions(x), counted=True)
 
-    def _tokens(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = self.dtype
-        return as_tokens(x.to(dtype)), as_tokens(dA.to(dtype))
+    def positions(self, dA: Tensor) -> Tensor:
+        return as_tokens(dA.to(self.dtype))
 
     def _inputs(self, x: Tensor, *, counted: bool = False) -> Tensor:
         """Returns the input as the gradient uses it: ``(B, T, n)``, or its filtered spectrum ``(B, T, C * M)``."""
@@ -112,16 +90,9 @@ class TransposedLinearRule(LinearRule):
             raise ValueError("an input layout is for nn.Linear: leave it out for this layer")
         super().__init__(cast(nn.Linear, module), config)
 
-    def clipped_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
-        x, dA = self._tokens(x, dA)
-        sums = {}
-        if self.trains("weight"):
-            left, right = weigh(x, dA, c)
-            sums["weight"] = left.flatten(0, 1).T @ right.flatten(0, 1)
-        if self.trains("bias"):
-            sums["bias"] = c.to(dA.dtype) @ over_tokens(dA)
-        return sums
+    def weight_sum(self, x: Tensor, dA: Tensor, c: Tensor) -> Tensor:
+        left, right = weigh(self.positions(x), self.positions(dA), c)
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
 
-    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        out = super().form(x, dA)
-        return out | {name: z.mT for name, z in out.items() if name == "weight"}
+    def form_weight(self, x: Tensor, dA: Tensor) -> Tensor:
+        return super().form_weight(x, dA).mT

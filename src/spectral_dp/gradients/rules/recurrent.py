@@ -59,6 +59,7 @@ class LayerInput(NamedTuple):
     mask: Tensor | None
 
 
+@register_rule(nn.LSTM, nn.GRU, nn.RNN)
 class RecurrentRule(DenseMapsRule[nn.RNNBase]):
     """Rule of ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``; coefficients have the parameters' shapes, unfiltered."""
 
@@ -234,12 +235,6 @@ class RecurrentRule(DenseMapsRule[nn.RNNBase]):
         if initial.c is not None and dc is None:
             dc = torch.zeros_like(initial.c)
         return dout, States(dh, dc)
-
-
-@register_rule(nn.LSTM, nn.GRU, nn.RNN)
-def recurrent_rule(module: nn.RNNBase, config: LayerConfig) -> RecurrentRule:
-    """The rule of a recurrent layer."""
-    return RecurrentRule(module, config)
 
 
 def _data(x: Sequences) -> Tensor:

@@ -23,8 +23,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from spectral_dp.gradients.norms import bias_norms
 from spectral_dp.gradients.recording.call import Call
 from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.sums import over_tokens
 from spectral_dp.mechanism.filters import IdentityFilter
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.projection import Projection
@@ -217,3 +219,54 @@ class GhostRule(Rule[Module]):
     def merge(self, uses: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor] | None:
         """Returns one use ``(x, dA)`` whose gradient is the sum over several uses, or None if there is none."""
         return None
+
+
+class WeightAndBiasRule(GhostRule[Module]):
+    """A ghost rule of a layer that adds a bias to its output at every position, such as dense layers and convolutions.
+
+    A subclass defines norm, sum and form of the ``weight``. Those of the bias are the same for all of them: its
+    per-sample gradient is the sum of ``dA`` over positions.
+    """
+
+    def needs_input(self) -> bool:
+        return self.trains("weight")
+
+    def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
+        total = dA.new_zeros(len(dA), dtype=torch.float64)
+        if self.trains("weight") and len(dA):
+            total = total + self.weight_norms(x, dA)
+        if self.trains("bias"):
+            total = total + bias_norms(self.positions(dA))
+        return total
+
+    def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
+        sums = {}
+        if self.trains("weight"):
+            sums["weight"] = self.weight_sum(x, dA, c)
+        if self.trains("bias"):
+            sums["bias"] = c.to(self.dtype) @ over_tokens(self.positions(dA))
+        return sums
+
+    def form(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
+        out = {}
+        if self.trains("weight"):
+            out["weight"] = self.form_weight(x, dA)
+        if self.trains("bias"):
+            out["bias"] = over_tokens(self.positions(dA))
+        return out
+
+    @abstractmethod
+    def weight_norms(self, x: Any, dA: Tensor) -> Tensor:
+        """Returns ``||z_b||²`` of the weight, ``(B,)``; there is at least one sample."""
+
+    @abstractmethod
+    def weight_sum(self, x: Any, dA: Tensor, c: Tensor) -> Tensor:
+        """Returns ``sum_b c_b z_b`` of the weight, with the kept coordinates last."""
+
+    @abstractmethod
+    def form_weight(self, x: Any, dA: Tensor) -> Tensor:
+        """Returns the ``z_b`` of the weight, ``(B, ...)``."""
+
+    def positions(self, dA: Tensor) -> Tensor:
+        """Returns the output gradient at every position, ``(B, T, m)``; here of an output with channels second."""
+        return dA.to(self.dtype).flatten(2).mT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Se
         schedulers: All schedulers that act on these optimizers.
     """
     keepsake = Keepsake(model)
-    modes = [(module, module.training) for module in model.modules()]
     settings = [
         (group, {k: copied(v) for k, v in group.items() if k != "params"})
         for o in optimizers
@@ -48,8 +47,6 @@ def state_kept(model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Se
             yield
     finally:
         keepsake.restore()
-        for module, training in modes:
-            module.training = training
         for scheduler, state in schedules:
             vars(scheduler).update(state)
         for optimizer, values in scheduled:
@@ -72,14 +69,11 @@ def in_evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     def switch(module: nn.Module, _: Any) -> None:
         module.training = False
 
-    handles = [module.register_forward_pre_hook(switch) for module in modules]
-    for module in modules:
-        module.training = False
-    try:
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(switch))
+            module.training = False
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def is_dropout(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -40,15 +40,10 @@ def traced(model: nn.Module, samples: int, views: int, position: int | None) -> 
 
         return hook
 
-    handles = [
-        module.register_forward_hook(note(name, type(module).__name__), with_kwargs=True)
-        for name, module in model.named_modules()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_hook(note(name, type(module).__name__), with_kwargs=True))
         yield visits
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Meeting(NamedTuple):
