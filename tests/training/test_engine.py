@@ -1,11 +1,8 @@
 import copy
-import inspect
-import io
 import math
 import pickle
 import warnings
 from contextlib import nullcontext
-from typing import Required, get_origin, get_overloads, get_type_hints
 
 import pytest
 import torch
@@ -15,14 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from spectral_dp import BudgetExhausted, CheckpointError, PrivacyEngine, Relation, SpectralConfig, convert_linear
+from spectral_dp import BudgetExhausted, PrivacyEngine, Relation, SpectralConfig, convert_linear
 from spectral_dp.accounting import Phase, epsilon
 from spectral_dp.gradients import LayerConfig
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning
 from spectral_dp.mechanism.filters import AdaptiveFilter
 from spectral_dp.mechanism.noise import SecureNoise
-from spectral_dp.training.criterion import GhostMode, PlainMode
-from spectral_dp.training.engine import BudgetOptions, GhostParts, PrivateOptions, PrivateParts
 
 
 @pytest.fixture(autouse=True)
@@ -735,77 +730,16 @@ def _doubled(loader):
         yield x.double(), y
 
 
-class TestState:
-    """The state of an engine as a value, for checkpoints that others write."""
-
-    def test_a_run_goes_on_from_its_state(self):
-        engine, model, optimizer, loader = setup()
-        train(model, optimizer, loader)
-        state = _written(engine.state_dict(module=model))
-        other, copied, *rest = setup()
-        other.load_state_dict(state, module=copied)
-        assert other.accountant.ledger.continues(engine.accountant.ledger)
-        train(model, optimizer, loader)
-        train(copied, *rest)
-        torch.testing.assert_close(weights(copied), weights(model), rtol=0, atol=0)
-        assert other.get_epsilon(1e-3) == engine.get_epsilon(1e-3)
-
-    def test_a_state_that_was_changed_is_refused(self):
-        engine, model, optimizer, loader = setup()
-        train(model, optimizer, loader)
-        state = _written(engine.state_dict(module=model))
-        for change in ({"steps": 1}, {"ledger": {}}, {"format": "another"}, {"version": 99}):
-            other, copied, *_ = setup()
-            before = weights(copied)
-            with pytest.raises(CheckpointError):
-                other.load_state_dict(copy.deepcopy(state) | change, module=copied)
-            assert torch.equal(weights(copied), before)
-
-    @pytest.mark.parametrize(("epochs", "steps"), [(0.5, 3), (7 / (N / BATCH), 7), (2, 12), (0.4, 3)])
-    def test_part_of_an_epoch_counts_by_its_steps(self, epochs, steps):
-        engine, model = PrivacyEngine(), cnn()
-        engine.make_private_with_epsilon(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(task(), batch_size=BATCH),
-            target_epsilon=2.0,
-            target_delta=1e-3,
-            epochs=epochs,
-            max_grad_norm=1.0,
-        )
-        assert engine._run.books.budget.planned.steps == steps
-
-
-def _written(state):
-    """As another program's checkpoint would hold it, and give it back."""
-    file = io.BytesIO()
-    torch.save({"theirs": 1, "ours": state}, file)
-    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)["ours"]
-
-
-class TestTypes:
-    """What type checkers read (the overloads and their options) is what the implementations take."""
-
-    @pytest.mark.parametrize(
-        ("method", "options"),
-        [(PrivacyEngine.make_private, PrivateOptions), (PrivacyEngine.make_private_with_epsilon, BudgetOptions)],
+@pytest.mark.parametrize(("epochs", "steps"), [(0.5, 3), (7 / (N / BATCH), 7), (2, 12), (0.4, 3)])
+def test_part_of_an_epoch_counts_by_its_steps(epochs, steps):
+    engine, model = PrivacyEngine(), cnn()
+    engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(task(), batch_size=BATCH),
+        target_epsilon=2.0,
+        target_delta=1e-3,
+        epochs=epochs,
+        max_grad_norm=1.0,
     )
-    def test_overloads_take_the_arguments_that_are_spelled_out(self, method, options):
-        taken, listed = inspect.signature(method).parameters, get_type_hints(options)
-        types = get_type_hints(method)
-        for overload in get_overloads(method):
-            own = inspect.signature(overload).parameters.keys() - {"options"}
-            assert own | listed.keys() == taken.keys()
-            assert own.isdisjoint(listed)
-        assert {name: types[name] for name in listed} == listed
-        without_default = {name for name in listed if taken[name].default is inspect.Parameter.empty}
-        marked = get_type_hints(options, include_extras=True)
-        assert without_default == {name for name, hint in marked.items() if get_origin(hint) is Required}
-
-    @pytest.mark.parametrize("method", [PrivacyEngine.make_private, PrivacyEngine.make_private_with_epsilon])
-    def test_only_ghost_mode_returns_the_criterion(self, method):
-        hints = [get_type_hints(overload) for overload in get_overloads(method)]
-        assert [(h["grad_sample_mode"], h["return"]) for h in hints] == [
-            (PlainMode, PrivateParts),
-            (GhostMode, GhostParts),
-        ]
+    assert engine._run.books.budget.planned.steps == steps

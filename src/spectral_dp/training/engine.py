@@ -8,9 +8,8 @@ accounting, checkpoint.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, Unpack, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,7 +22,6 @@ from spectral_dp.gradients import ModelGradients, find_problems, fix
 from spectral_dp.mechanism.clipping import Clipping, ClippingName, clipping_policy
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.relations import Relation
-from spectral_dp.training import checkpoint
 from spectral_dp.training.bookkeeping import Bookkeeping
 from spectral_dp.training.coins import Coins, SecureCoins, SeededCoins
 from spectral_dp.training.compatibility import check_criterion, require_compatible
@@ -34,58 +32,20 @@ from spectral_dp.training.distributed.ranks import Ranks, current_ranks
 from spectral_dp.training.distributed.same_records import require_same_records
 from spectral_dp.training.distributed.shard import ShardCoins
 from spectral_dp.training.distributed.shares import RankNoise, SharedNoise, add_noise_alone
+from spectral_dp.training.engine_checkpoints import EngineCheckpoints
 from spectral_dp.training.loaders import private_loader
 from spectral_dp.training.optimizer import LossReduction, PrivateOptimizer
+from spectral_dp.training.options import BudgetOptions, PrivateOptions, with_arguments_of
 from spectral_dp.training.rehearsal import Rehearsal
 from spectral_dp.training.run import Run
 from spectral_dp.training.sampling import CountingLoader, PoissonLoader
-from spectral_dp.training.schedulers import (
-    Scheduler,
-    require_same_schedulers,
-    restore_schedulers,
-    scheduler_states,
-)
 
-Value = TypeVar("Value")
 PrivateLoader: TypeAlias = PoissonLoader | CountingLoader
 PrivateParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateLoader]
 GhostParts: TypeAlias = tuple[nn.Module, PrivateOptimizer, PrivateCriterion, PrivateLoader]
 
 
-class PrivateOptions(TypedDict, total=False):
-    """The arguments of :meth:`PrivacyEngine.make_private`, but for those that its overloads tell apart."""
-
-    module: Required[nn.Module]
-    optimizer: Required[Optimizer]
-    data_loader: Required[DataLoader[Any]]
-    max_grad_norm: Required[float | Sequence[float]]
-    criterion: Callable[..., Tensor] | None
-    batch_first: bool
-    loss_reduction: LossReduction
-    poisson_sampling: bool
-    clipping: ClippingName | Clipping
-    noise_allocation: Literal["uniform", "optimal"]
-    spectral: SpectralConfig | None
-    max_physical_batch_size: int | None
-    augmentation_multiplicity: int
-    sample_rate: float | None
-    rehearsal: bool
-    noise_generator: None
-    wrap_model: bool
-    rand_on_empty: bool
-
-
-class BudgetOptions(PrivateOptions, total=False):
-    """The arguments of :meth:`PrivacyEngine.make_private_with_epsilon`."""
-
-    target_epsilon: Required[float]
-    target_delta: Required[float]
-    epochs: Required[float]
-    stop_at_budget: bool
-    other_releases: Sequence[Phase]
-
-
-class PrivacyEngine:
+class PrivacyEngine(EngineCheckpoints):
     """Makes training private and keeps the ledger of its steps.
 
     Formal guarantee. Training with the objects that :meth:`make_private` returns is
@@ -120,9 +80,7 @@ class PrivacyEngine:
         if seed is not None:
             self._noise = SeededNoise(seed, reproducibility_over_privacy=reproducibility_over_privacy)
             self._coins = SeededCoins(seed, reproducibility_over_privacy=reproducibility_over_privacy)
-        self._run: Run | None = None
         self._budget: Budget | None = None  # of all runs, also after a make_private that failed
-        self._ranks: Ranks | None = None  # the processes that train together, if there are several
 
     @overload
     def make_private(
@@ -283,65 +241,36 @@ class PrivacyEngine:
         self, *, grad_sample_mode: GhostMode, **options: Unpack[BudgetOptions]
     ) -> GhostParts: ...
 
+    @with_arguments_of(make_private, without="noise_multiplier")
     def make_private_with_epsilon(
         self,
         *,
-        module: nn.Module,
-        optimizer: Optimizer,
         data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
         epochs: float,
-        max_grad_norm: float | Sequence[float],
-        criterion: Callable[..., Tensor] | None = None,
-        batch_first: bool = True,
-        loss_reduction: LossReduction = "mean",
         poisson_sampling: bool = True,
-        clipping: ClippingName | Clipping = "flat",
-        noise_allocation: Literal["uniform", "optimal"] = "uniform",
-        spectral: SpectralConfig | None = None,
-        max_physical_batch_size: int | None = None,
-        augmentation_multiplicity: int = 1,
         sample_rate: float | None = None,
-        rehearsal: bool = True,
-        noise_generator: None = None,
-        grad_sample_mode: PlainMode | GhostMode = "hooks",
-        wrap_model: bool = True,
-        rand_on_empty: bool = False,
         stop_at_budget: bool = False,
         other_releases: Sequence[Phase] = (),
+        **options: Any,
     ) -> PrivateParts | GhostParts:
         """Does the same as :meth:`make_private`, with the least noise that keeps ``epochs`` epochs within the budget.
 
         Args:
-            module: See :meth:`make_private`.
-            optimizer: See :meth:`make_private`.
             data_loader: See :meth:`make_private`.
             target_epsilon: The largest ``ε`` that the planned epochs may spend.
             target_delta: The ``δ`` at which ``ε`` is measured.
             epochs: The number of epochs that are planned; part of an epoch counts by its steps.
-            max_grad_norm: See :meth:`make_private`.
-            criterion: See :meth:`make_private`.
-            batch_first: See :meth:`make_private`.
-            loss_reduction: See :meth:`make_private`.
             poisson_sampling: See :meth:`make_private`.
-            clipping: See :meth:`make_private`.
-            noise_allocation: See :meth:`make_private`.
-            spectral: See :meth:`make_private`.
-            max_physical_batch_size: See :meth:`make_private`.
-            augmentation_multiplicity: See :meth:`make_private`.
             sample_rate: See :meth:`make_private`.
-            rehearsal: See :meth:`make_private`.
-            noise_generator: See :meth:`make_private`.
-            grad_sample_mode: See :meth:`make_private`.
-            wrap_model: See :meth:`make_private`.
-            rand_on_empty: See :meth:`make_private`.
             stop_at_budget: Whether to end the iteration of the data loader when the budget is spent, and to refuse
                 steps beyond it. If false, the first step beyond the budget gives a warning. The budget belongs to the
                 engine: it also holds for runs that later calls of :meth:`make_private` set up.
             other_releases: Releases of the same records beside training, such as private statistics of them, which are
                 to be within the same budget. The noise leaves room for them, and so do steps beyond the plan. Whoever
                 makes them enters them in ``engine.accountant.ledger`` after this call, before the release.
+            **options: All other arguments of :meth:`make_private`, but for ``noise_multiplier``.
 
         Returns:
             The same as :meth:`make_private`.
@@ -382,28 +311,8 @@ class PrivacyEngine:
             self._ranks.meet("make_private_with_epsilon", {**budget, **planned_for})
         sigma = self._of_first(calibrated, "the calibration of the noise")
         make: Callable[..., PrivateParts | GhostParts] = self.make_private
-        result = make(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=sigma,
-            max_grad_norm=max_grad_norm,
-            criterion=criterion,
-            batch_first=batch_first,
-            loss_reduction=loss_reduction,
-            poisson_sampling=poisson_sampling,
-            clipping=clipping,
-            noise_allocation=noise_allocation,
-            spectral=spectral,
-            max_physical_batch_size=max_physical_batch_size,
-            augmentation_multiplicity=augmentation_multiplicity,
-            sample_rate=sample_rate,
-            rehearsal=rehearsal,
-            noise_generator=noise_generator,
-            grad_sample_mode=grad_sample_mode,
-            wrap_model=wrap_model,
-            rand_on_empty=rand_on_empty,
-        )
+        sampled = {"data_loader": data_loader, "poisson_sampling": poisson_sampling, "sample_rate": sample_rate}
+        result = make(noise_multiplier=sigma, **sampled, **options)
         assert self._run is not None
         planned = Phase(sigma, rate, steps)
         self._budget = self._run.books.budget = Budget(
@@ -448,108 +357,6 @@ class PrivacyEngine:
         assert not find_problems(fixed)
         return fixed
 
-    def save_checkpoint(
-        self,
-        *,
-        path: str | os.PathLike[str],
-        module: nn.Module,
-        optimizer: PrivateOptimizer | None = None,
-        checkpoint_dict: Mapping[str, Any] | None = None,
-        noise_scheduler: Scheduler | None = None,
-        grad_clip_scheduler: Scheduler | None = None,
-        module_state_dict_kwargs: Mapping[str, Any] | None = None,
-        torch_save_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Saves model, optimizer, ledger, filters, sampler position and privacy settings in one file, atomically.
-
-        If a logical step is not complete, its sums are not saved, because they carry no noise yet. The resumed run
-        draws that step again. If several processes train together, rank 0 writes the file, and the others do nothing.
-
-        Args:
-            path: The file to write.
-            module: The model that :meth:`make_private` returned.
-            optimizer: The optimizer that :meth:`make_private` returned. It can be left out; if given, it is checked.
-            checkpoint_dict: Further values to save, such as the ``state_dict`` of a learning-rate scheduler. They must
-                be tensors or plain types.
-            noise_scheduler: A scheduler of ``optimizer.noise_multiplier``, whose state is saved.
-            grad_clip_scheduler: A scheduler of ``optimizer.max_grad_norm``, whose state is saved.
-            module_state_dict_kwargs: Arguments for ``module.state_dict``.
-            torch_save_kwargs: Arguments for ``torch.save``.
-
-        Raises:
-            ValueError: If the model, the optimizer or a scheduler belongs to another run.
-        """
-        run = self._require_run()
-        run.require_own(module, optimizer)
-        if self._ranks is not None and not self._ranks.is_first:
-            return
-        schedulers = {"noise_scheduler": noise_scheduler, "grad_clip_scheduler": grad_clip_scheduler}
-        state = run.state_dict(module) | {"schedulers": scheduler_states(schedulers, run.optimizer)}
-        state["extra"] = dict(checkpoint_dict or {})
-        if module_state_dict_kwargs:
-            state["module"] = module.state_dict(**module_state_dict_kwargs)
-        checkpoint.save(state, path, **(torch_save_kwargs or {}))
-
-    def load_checkpoint(
-        self,
-        *,
-        path: str | os.PathLike[str],
-        module: nn.Module,
-        optimizer: PrivateOptimizer | None = None,
-        noise_scheduler: Scheduler | None = None,
-        grad_clip_scheduler: Scheduler | None = None,
-        torch_load_kwargs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Restores a checkpoint into a run that was made private with the same settings.
-
-        Call it right after :meth:`make_private`. Noise multiplier and clipping bounds continue with their last values.
-        :class:`~spectral_dp.training.run.Run` states what is guaranteed, and what a file cannot show. If several
-        processes train together, all of them call it, and rank 0 reads the file for all. There may be more or fewer of
-        them than when it was saved.
-
-        Args:
-            path: The file that :meth:`save_checkpoint` wrote.
-            module: The model that :meth:`make_private` returned.
-            optimizer: The optimizer that :meth:`make_private` returned. It can be left out; if given, it is checked.
-            noise_scheduler: The scheduler to restore, made for the optimizer of this run. It must be given if one was
-                saved.
-            grad_clip_scheduler: The same for the scheduler of the clipping bound.
-            torch_load_kwargs: Arguments for ``torch.load``.
-
-        Returns:
-            The ``checkpoint_dict`` that was saved.
-
-        Raises:
-            CheckpointError: If the file is damaged or edited, has other settings or schedulers, or does not continue
-                the steps that this engine has run. Nothing is changed then.
-            ValueError: If the model, the optimizer or a scheduler belongs to another run, or the loader differs.
-            RuntimeError: If a logical step is not complete.
-        """
-        run = self._require_run()
-        run.require_own(module, optimizer)
-        schedulers = {"noise_scheduler": noise_scheduler, "grad_clip_scheduler": grad_clip_scheduler}
-        state = self._of_first(lambda: checkpoint.load(path, **(torch_load_kwargs or {})), "load_checkpoint")
-        saved = state.get("schedulers", {})
-        require_same_schedulers(saved, scheduler_states(schedulers, run.optimizer))
-        run.load_state_dict(state, module)
-        restore_schedulers(schedulers, saved)
-        return dict(state["extra"])
-
-    def state_dict(self, *, module: nn.Module) -> dict[str, Any]:
-        """Returns what :meth:`save_checkpoint` saves without schedulers, sealed, for a checkpoint that others write.
-
-        The tensors are the model's own and not copied: write them before the next step.
-        """
-        run = self._require_run()
-        run.require_own(module, None)
-        return checkpoint.sealed(run.state_dict(module) | {"schedulers": {}, "extra": {}})
-
-    def load_state_dict(self, state: Mapping[str, Any], *, module: nn.Module) -> None:
-        """Restores :meth:`state_dict`, under the same conditions as :meth:`load_checkpoint`."""
-        run = self._require_run()
-        run.require_own(module, None)
-        run.load_state_dict(checkpoint.unsealed(state, "this state"), module)
-
     def _join(self, ranks: Ranks, run: Run) -> None:
         """Begins a run together with the other ranks."""
         books, settings = run.books, {**run.settings(), "seed": self._coins.seed, "accountant": self.accountant.name}
@@ -558,12 +365,3 @@ class PrivacyEngine:
         run.loader.stop_when = stop_together(
             ranks, lambda: books.budget is not None and books.budget.stop, run.must_stop
         )
-
-    def _of_first(self, make: Callable[[], Value], place: str) -> Value:
-        """Returns what a function returns on rank 0, or just what it returns if there is one process."""
-        return make() if self._ranks is None else self._ranks.of_first(make, place)
-
-    def _require_run(self) -> Run:
-        if self._run is None:
-            raise RuntimeError("nothing is private yet: call make_private or make_private_with_epsilon first")
-        return self._run
