@@ -17,7 +17,9 @@ import typer
 from rich.console import Console, RenderableType
 
 from spectral_dp.errors import SpectralDPError
-from spectral_dp.experiments.settings import Settings, kind_of, read_file
+from spectral_dp.experiments.setting_files import read_file
+from spectral_dp.experiments.setting_types import kind_of
+from spectral_dp.experiments.settings import Settings
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; what is infinite is null.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]

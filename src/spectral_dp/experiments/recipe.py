@@ -36,7 +36,8 @@ from typing import Any, Literal, get_args
 from spectral_dp.data import catalog
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.grid import Grid
-from spectral_dp.experiments.settings import ResolvedSettings, Settings, read_file
+from spectral_dp.experiments.setting_files import read_file
+from spectral_dp.experiments.settings import ResolvedSettings, Settings
 
 Origin = Literal["paper", "tuned", "ours"]
 FigureKind = Literal["table", "epochs", "epsilon"]

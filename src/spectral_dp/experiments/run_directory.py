@@ -23,7 +23,8 @@ from typing import Any
 
 from spectral_dp.accounting import Ledger
 from spectral_dp.errors import SpectralDPError
-from spectral_dp.experiments.settings import ResolvedSettings, read_file
+from spectral_dp.experiments.setting_files import read_file
+from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.files import remove_abandoned, write_json, write_text
 
 

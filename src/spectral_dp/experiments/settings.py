@@ -9,18 +9,16 @@ reads settings resolves them, once.
 from __future__ import annotations
 
 import copy
-import json
 import math
-import tomllib
-import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from spectral_dp.errors import SpectralDPError
+from spectral_dp.experiments.setting_files import refuse_old_names
+from spectral_dp.experiments.setting_types import SettingsError as SettingsError  # what most modules raise of it
+from spectral_dp.experiments.setting_types import checked_setting
 from spectral_dp.relations import Relation
 
 MethodName = Literal["spectral", "dpsgd", "opacus", "class-means", "least-squares", "nonprivate"]
@@ -30,18 +28,6 @@ ONE_SHOT = ("class-means", "least-squares")
 
 #: Settings that say where records of the user's own are, and what the data set is called then.
 _OWN_DATA = {"image_folder": "image-folder", "csv": "csv"}
-
-#: The names that settings had in files of earlier versions.
-_RENAMED = {
-    "average": "ema_decay",
-    "layer_norms": "layer_max_grad_norms",
-    "physical_batch_size": "max_physical_batch_size",
-    "views": "augmentation_multiplicity",
-}
-
-
-class SettingsError(SpectralDPError, ValueError):
-    """Settings that cannot be run, with what to change."""
 
 
 def _option(default: Any, help: str, *, group: str, free: bool = False) -> Any:
@@ -251,7 +237,7 @@ class _Options:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            object.__setattr__(self, f.name, _checked(f.name, self.hints()[f.name], getattr(self, f.name)))
+            object.__setattr__(self, f.name, checked_setting(f.name, self.hints()[f.name], getattr(self, f.name)))
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError("give epsilon or noise_multiplier, not both")
         self._check_source()
@@ -318,7 +304,7 @@ class _Options:
         """Builds settings from plain values; names that are not settings are refused."""
         known = [f.name for f in fields(cls)]
         values = {name.replace("-", "_"): value for name, value in values.items()}
-        _refuse_old_names(values, source)
+        refuse_old_names(values, source)
         if unknown := sorted(set(values) - set(known)):
             raise SettingsError(f"{source} has unknown settings {', '.join(unknown)}: choose from {', '.join(known)}")
         try:
@@ -408,65 +394,3 @@ _PRETRAINED = {"weights": None, "tune": None, "head": "linear", "lora_rank": 8, 
 #: Groups and names of settings that only a method which takes steps has a use for.
 _STEPS_ONLY = ("Spectral-DP", "Training", "max_grad_norm", "clipping", "layer_max_grad_norms", "noise_allocation")
 _FREE = {f.name for f in fields(Settings) if f.metadata["free"]}
-
-
-def read_file(path: str | Path) -> dict[str, Any]:
-    """Reads settings from a TOML or JSON file, such as the ``config.json`` of a run; returns those it gives."""
-    path = Path(path)
-    try:
-        text = path.read_text()
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise SettingsError(f"cannot read the configuration {path}: {error.strerror or error}") from error
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
-    if not isinstance(values, dict):
-        raise SettingsError(f"{path} must hold settings by name, got a {type(values).__name__}")
-    _refuse_old_names([name.replace("-", "_") for name in values], str(path))
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _refuse_old_names(names: Collection[str], source: str) -> None:
-    if old := [name for name in _RENAMED if name in names]:
-        renamed = ", ".join(f"{name} is now {_RENAMED[name]}" for name in old)
-        raise SettingsError(f"{renamed}: rename {'it' if len(old) == 1 else 'them'} in {source}")
-
-
-def kind_of(hint: Any) -> Any:
-    """Returns the type of a setting without the None of an optional one."""
-    members = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    return next(member for member in members if member is not type(None))
-
-
-def _checked(name: str, hint: Any, value: Any) -> Any:
-    """Returns the value in the type of its setting, or says what that is."""
-    kind = kind_of(hint)
-    if value is None and kind is not hint:
-        return None
-    if kind is Relation or typing.get_origin(kind) is Literal:
-        listed = tuple(Relation) if kind is Relation else typing.get_args(kind)
-        if value not in listed:
-            raise SettingsError(f"{name} must be one of {', '.join(listed)}, got {value!r}")
-        return Relation(value) if kind is Relation else value
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is float and type(value) is float and not math.isfinite(value):
-        raise SettingsError(f"{name} must be finite, got {value}")
-    if typing.get_origin(kind) is dict:
-        _, element = typing.get_args(kind)
-        numbers = element is float
-        if isinstance(value, dict) and all(
-            type(v) in ((int, float) if numbers else (int, float, str)) for v in value.values()
-        ):
-            return {str(k): float(v) if numbers else v for k, v in value.items()}
-        what = "layer names to numbers" if numbers else "names to numbers or texts"
-        raise SettingsError(f"{name} must map {what}, got {value!r}")
-    if typing.get_origin(kind) is list:
-        (element,) = typing.get_args(kind)
-        accepted, what = ((int, float), "numbers") if element is float else ((str,), "layer names")
-        if isinstance(value, list) and all(type(v) in accepted for v in value):
-            return [element(v) for v in value]
-        raise SettingsError(f"{name} must be a list of {what}, got {value!r}")
-    if type(value) is not kind:
-        raise SettingsError(f"{name} must be of type {kind.__name__}, got {value!r}")
-    return value

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from spectral_dp.relations import Relation
 from spectral_dp.training.opacus_names import OpacusNames
 from spectral_dp.training.release_plan import ReleasePlan, plan_release
 from spectral_dp.training.sampling import PhysicalBatch
+from spectral_dp.training.wrapped_optimizer import WrappedOptimizer
 
 LossReduction = Literal["mean", "sum"]
 
@@ -45,7 +45,7 @@ _NOT_RELEASED = (
 )
 
 
-class PrivateOptimizer(OpacusNames, Optimizer):
+class PrivateOptimizer(OpacusNames, WrappedOptimizer):
     """Wraps an optimizer so that every step uses the released gradient and nothing else.
 
     It shares parameter groups and state with the wrapped optimizer, so learning-rate schedulers can act on either.
@@ -104,7 +104,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
             raise ValueError(f"expected_batch_size must be finite and positive, got {expected_batch_size}")
         if views < 1:
             raise ValueError(f"views must be at least 1, got {views}")
-        self.original_optimizer = optimizer
+        super().__init__(optimizer)
         self.gradients = gradients
         self.clipping = clipping
         self.noise_multiplier = noise_multiplier
@@ -126,43 +126,7 @@ class PrivateOptimizer(OpacusNames, Optimizer):
         self._bounded_by: tuple[Any, ...] | None = None
         self._released: dict[nn.Parameter, tuple[Tensor, int]] = {}  # last gradient and its version
         self._check_parameters()
-        for name in dir(Optimizer):  # hooks belong to the wrapped optimizer, which makes the step
-            if name.startswith("register_"):
-                setattr(self, name, getattr(optimizer, name))
         gradients.begin_step(0)
-
-    # These are shared with the wrapped optimizer, so that schedulers and checkpoints see the same state.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of the wrapped optimizer."""
-        return self.original_optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.original_optimizer.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[Tensor, Any]:
-        """The state of the wrapped optimizer."""
-        return self.original_optimizer.state
-
-    @state.setter
-    def state(self, state: defaultdict[Tensor, Any]) -> None:
-        self.original_optimizer.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The defaults of the wrapped optimizer."""
-        return self.original_optimizer.defaults
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the wrapped optimizer."""
-        return self.original_optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of the wrapped optimizer."""
-        self.original_optimizer.load_state_dict(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients and what backward passes have recorded. The sums of the current logical step are kept."""
