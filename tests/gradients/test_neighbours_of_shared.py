@@ -7,7 +7,7 @@ import torch
 from tests.support.sharing_models import EXACT, make
 
 from spectral_dp.gradients import ModelGradients
-from spectral_dp.gradients.recording import recorder
+from spectral_dp.gradients.recording import captures
 from spectral_dp.gradients.recording.passes import Pass
 from spectral_dp.mechanism.clipping import clip_factors
 
@@ -92,14 +92,14 @@ class TestControls:
         """What autograd does by itself: every entry gets the sum over the batch."""
         from tests.support.recorded_models import check
 
-        original = recorder.Recorder._capture
+        original = captures.Captures.watch
 
         def summed(self, module, call, output, samples=None):
             if call.parameter is not None:
                 output.register_hook(lambda dA: dA.sum(0, keepdim=True).expand_as(dA))
             original(self, module, call, output, samples)
 
-        monkeypatch.setattr(recorder.Recorder, "_capture", summed)
+        monkeypatch.setattr(captures.Captures, "watch", summed)
         torch.manual_seed(0)
         with pytest.raises(AssertionError):
             check(make("scaled"), torch.randn(4, 3, 6).double())

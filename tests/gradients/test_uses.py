@@ -118,7 +118,7 @@ class TestCondensing:
         x = torch.randn(8, 1, 32, 32)
         gradients = ModelGradients(model)
         model(x).square().sum().backward()
-        captures = [c for used in gradients._recorder._captures.values() for c in used]
+        captures = [c for used in gradients._recorder._captures.found.values() for c in used]
         leaves = [leaf for c in captures for leaf in tree_leaves(list(vars(c.kept).values()))]
         held = sum(leaf.numel() for leaf in leaves if torch.is_tensor(leaf))
         gradients.remove()
@@ -136,7 +136,7 @@ class TestCondensing:
         x = torch.randn(4, 64, 16, dtype=torch.float64)
         gradients = ModelGradients(model)
         model(x).sum().backward()
-        kinds = [isinstance(c.kept, Formed) for c in gradients._recorder._captures[model.layer]]
+        kinds = [isinstance(c.kept, Formed) for c in gradients._recorder._captures.found[model.layer]]
         gradients.remove()
         assert sorted(kinds) == [False, True]
         check(model, x)
@@ -161,7 +161,7 @@ class TestCondensing:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(torch.randn(4, 1, 8, 8)).square().sum()
             loss.backward()
-        (capture,) = gradients._recorder._captures[model[0]]
+        (capture,) = gradients._recorder._captures.found[model[0]]
         gradients.remove()
         z = capture.kept.gradients[model[0].weight]
         assert z.dtype == torch.float32

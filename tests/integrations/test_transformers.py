@@ -420,17 +420,6 @@ def test_the_arguments_of_the_user_are_not_changed(tmp_path):
     assert args.to_dict() == before
 
 
-def test_the_arguments_can_come_from_a_command_line():
-    """Beside those of the Trainer, so that no name may be in both."""
-    parser = transformers.HfArgumentParser((transformers.TrainingArguments, PrivacyArguments))
-    line = (
-        "--output_dir out --target_delta 1e-5 --per_sample_max_grad_norm 1 --expected_batch_size 64 --target_epsilon 3 "
-        "--clipping per_layer"
-    )
-    _, privacy = parser.parse_args_into_dataclasses(line.split())
-    assert privacy == PrivacyArguments(1e-5, 1.0, 64.0, target_epsilon=3.0, clipping="per_layer")
-
-
 @pytest.mark.parametrize("both", [{"target_epsilon": 1.0}, {"noise_multiplier": None}])
 def test_a_target_or_a_multiplier_must_be_given(tmp_path, both):
     with pytest.raises(ValueError, match="one of them"):

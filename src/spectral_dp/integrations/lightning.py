@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from spectral_dp.integrations.logical_steps import LogicalSteps, make_private
+from spectral_dp.integrations.logical_steps import LogicalSteps, make_private, refuse_problems
 from spectral_dp.integrations.missing import stand_in
 from spectral_dp.mechanism.clipping import Clipping, ClippingName
 from spectral_dp.training.checkpoint import CheckpointError
@@ -355,6 +355,4 @@ def _refuse(trainer: Any, pl_module: Any) -> None:
             "take a batch",
         ),
     }
-    listed = [f"{name}: {remedy}" for name, (is_set, remedy) in problems.items() if is_set]
-    if listed:
-        raise ValueError("\n  - ".join(["private training cannot do what the Trainer is set up for:", *listed]))
+    refuse_problems("what the Trainer is set up for", problems)

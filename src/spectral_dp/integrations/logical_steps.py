@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -118,3 +118,15 @@ def make_private(
         target_epsilon=target_epsilon, target_delta=target_delta, epochs=epochs, stop_at_budget=True, **common
     )
     return private, loader
+
+
+def refuse_problems(what: str, problems: Mapping[str, tuple[bool, str]]) -> None:
+    """Raises ``ValueError`` if a trainer is told to do what private training cannot do, with what to do instead.
+
+    Args:
+        what: What is refused, in words.
+        problems: Each setting that may be a problem: whether it is one, and the remedy.
+    """
+    listed = [f"{name}: {remedy}" for name, (is_set, remedy) in problems.items() if is_set]
+    if listed:
+        raise ValueError("\n  - ".join([f"private training cannot do {what}:", *listed]))

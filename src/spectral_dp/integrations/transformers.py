@@ -18,14 +18,12 @@ divides by a public constant. ``docs/integrations.md`` says what is supported.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +31,8 @@ from torch import Tensor, nn
 from spectral_dp.files import whole_file
 from spectral_dp.integrations.logical_steps import LogicalSteps, make_private
 from spectral_dp.integrations.missing import stand_in
+from spectral_dp.integrations.training_arguments import PrivacyArguments as PrivacyArguments
+from spectral_dp.integrations.training_arguments import refuse_arguments
 from spectral_dp.training.checkpoint import CheckpointError
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.engine import PrivacyEngine
@@ -58,37 +58,6 @@ _ITEMS = 1
 
 _RAW = ("loss", "train_loss")  # figures of the raw data in the Trainer's logs
 _MEANINGLESS = ("grad_norm", "total_flos")  # there are no gradients when it looks, and operations are not counted
-
-
-@dataclass
-class PrivacyArguments:
-    """What private training adds to ``TrainingArguments``. ``HfArgumentParser`` can fill it from a command line.
-
-    Attributes:
-        target_delta: The ``δ`` at which epsilon is planned and reported.
-        per_sample_max_grad_norm: The bound that the gradient of every sample is clipped to.
-        expected_batch_size: How many records a step draws on average. ``per_device_train_batch_size`` only says how
-            many of them are in memory at once.
-        target_epsilon: The ``ε`` to spend over the whole training, which stops there. Give this or a noise multiplier.
-        noise_multiplier: ``σ``.
-        clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``.
-        noise_allocation: For ``"per_layer"``: uniform noise, or the least in total.
-        loss_reduction: Whether the loss is the sum or the mean over the records of a batch; ``"auto"`` finds out.
-        rehearsal: See ``PrivacyEngine.make_private``.
-        unsafe_diagnostics: Log the training loss, as ``unsafe_loss``. It is a figure of the raw data that no budget
-            covers, so whoever sees it must be allowed to see the data.
-    """
-
-    target_delta: float = field(metadata={"help": "The delta at which epsilon is planned and reported."})
-    per_sample_max_grad_norm: float = field(metadata={"help": "The bound of the gradient of every sample."})
-    expected_batch_size: float = field(metadata={"help": "How many records a step draws on average."})
-    target_epsilon: float | None = field(default=None, metadata={"help": "The epsilon to spend."})
-    noise_multiplier: float | None = field(default=None, metadata={"help": "Noise over clipping bound."})
-    clipping: Literal["flat", "per_layer", "automatic"] = "flat"
-    noise_allocation: Literal["uniform", "optimal"] = "uniform"
-    loss_reduction: Literal["auto", "mean", "sum"] = "auto"
-    rehearsal: bool = True
-    unsafe_diagnostics: bool = field(default=False, metadata={"help": "Log the training loss, which is not private."})
 
 
 class PrivateTrainer(Trainer):  # type: ignore[misc]
@@ -125,7 +94,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if lacking := [name for name in _OVERRIDDEN if not hasattr(Trainer, name)]:
             raise ImportError(f"this version of transformers has no Trainer.{lacking[0]}: install one of version 5")
         args = copy.copy(args) if args is not None else TrainingArguments(output_dir="tmp_trainer")
-        _refuse(args, privacy)
+        refuse_arguments(args)
         args.max_grad_norm = 0.0  # that of the whole batch: every sample is clipped instead
         args.ignore_data_skip = True  # coins have no memory, so there is nothing to skip when a run is resumed
         self.privacy, self.spectral = privacy, spectral
@@ -361,55 +330,3 @@ def _twice(value: Any) -> Any:
     if isinstance(value, Tensor) and value.ndim and len(value) == 1:
         return torch.cat([value, value])
     return value * 2 if isinstance(value, list | tuple) and len(value) == 1 else value
-
-
-def _refuse(args: Any, privacy: PrivacyArguments) -> None:
-    """Raises ``ValueError`` if the Trainer is told to do what private training cannot do, with what to do instead."""
-    defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
-    optim = str(getattr(args.optim, "value", args.optim))
-    problems = {
-        f"gradient_accumulation_steps={args.gradient_accumulation_steps}": (
-            args.gradient_accumulation_steps != 1,
-            "leave it at 1: PrivacyArguments.expected_batch_size is the size of a whole step, and "
-            "per_device_train_batch_size how much of it is in memory at once",
-        ),
-        f"max_grad_norm={args.max_grad_norm}": (
-            args.max_grad_norm not in (None, 0, defaults["max_grad_norm"]),
-            "it clips the gradient of the batch: leave it out, and set PrivacyArguments.per_sample_max_grad_norm",
-        ),
-        "fp16": (args.fp16, "its scaler skips steps by what the batch holds: use bf16=True"),
-        "auto_find_batch_size": (
-            args.auto_find_batch_size,
-            "it begins again after steps that have been released: lower per_device_train_batch_size, which only "
-            "affects memory",
-        ),
-        f"train_sampling_strategy={args.train_sampling_strategy!r}": (
-            args.train_sampling_strategy != defaults["train_sampling_strategy"],
-            "leave it out: Poisson sampling draws the batches",
-        ),
-        "torch_compile": (args.torch_compile, "leave it out: per-sample gradients are recorded layer by layer"),
-        "gradient_checkpointing with use_reentrant": (
-            args.gradient_checkpointing and bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant")),
-            'it runs a backward pass for every part: use gradient_checkpointing_kwargs={"use_reentrant": False}',
-        ),
-        "neftune_noise_alpha": (
-            args.neftune_noise_alpha is not None,
-            "leave it out: its scale depends on the longest record of a batch, so records would meet",
-        ),
-        "use_liger_kernel": (args.use_liger_kernel, "leave it out: its losses and layers are fused over the batch"),
-        "include_num_input_tokens_seen": (
-            args.include_num_input_tokens_seen not in (False, "no"),
-            "leave it out: how many tokens were drawn is as secret as the records",
-        ),
-        f"optim={optim!r}": (
-            "lomo" in optim or "layerwise" in optim or "schedule_free" in optim,
-            'it updates weights during the backward pass or needs to be told of evaluation: use "adamw_torch" or "sgd"',
-        ),
-        "several devices or processes (or DeepSpeed, or FSDP)": (
-            args.world_size > 1 or args.n_gpu > 1 or bool(args.deepspeed) or bool(args.fsdp),
-            "train in one process on one device, e.g. with CUDA_VISIBLE_DEVICES=0",
-        ),
-    }
-    listed = [f"{name}: {remedy}" for name, (is_set, remedy) in problems.items() if is_set]
-    if listed:
-        raise ValueError("\n  - ".join(["private training cannot do what TrainingArguments says:", *listed]))

@@ -108,7 +108,7 @@ def test_gradients_are_formed_once_during_the_backward_pass():
     model = nn.Sequential(Own())
     gradients = ModelGradients(model)
     model(torch.randn(5, 6)).sum().backward()
-    (capture,) = gradients._recorder._captures[model[0]]
+    (capture,) = gradients._recorder._captures.found[model[0]]
     gradients.remove()
     assert isinstance(capture.kept, Formed)
     assert {name: z.shape for name, z in capture.kept.gradients.items()} == {model[0].weight: (5, 6)}

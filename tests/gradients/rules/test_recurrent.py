@@ -161,7 +161,7 @@ def test_nothing_of_the_size_of_batch_times_parameters_is_kept():
     gradients = ModelGradients(model)
     assert isinstance(gradients.blocks[0][0].rule, RecurrentRule)
     model(torch.randn(6, 3, 8))[0].sum().backward()
-    (capture,) = gradients._recorder._captures[model]
+    (capture,) = gradients._recorder._captures.found[model]
     gradients.remove()
     assert isinstance(capture.kept, Recorded)
     (one,) = capture.kept.x.maps

@@ -34,6 +34,9 @@ class Captures(Generic[Kept]):
         condense: Called when a use is reached; see :class:`~spectral_dp.gradients.recording.recorder.Recorder`.
         with_output: Modules of which the output is to be recorded too.
         taken_over: Modules whose backward pass ``condense`` does itself.
+
+    Attributes:
+        found: The uses that were reached, by module.
     """
 
     def __init__(
@@ -43,13 +46,13 @@ class Captures(Generic[Kept]):
         taken_over: Collection[nn.Module],
     ) -> None:
         self._condense, self._with_output, self._taken_over = condense, with_output, taken_over
-        self._captures: dict[nn.Module, list[Capture[Kept]]] = {}
+        self.found: dict[nn.Module, list[Capture[Kept]]] = {}
         self._outer: dict[int, int] = {}  # of each backward pass within another one, that other
 
     def take(self) -> dict[nn.Module, list[Capture[Kept]]]:
         """Returns all recorded uses and forgets them."""
-        captures, self._captures, self._outer = self._captures, {}, {}
-        return captures
+        found, self.found, self._outer = self.found, {}, {}
+        return found
 
     def watch(self, module: nn.Module, call: Call, output: Tensor, samples: int | None = None) -> None:
         """Records a use when the backward pass comes to an output; see :meth:`recording`."""
@@ -122,7 +125,7 @@ class Captures(Generic[Kept]):
                 kept = captures._condense(module, call, dA.detach())
             if not is_of_inputs_only:
                 backward_pass = captures._outermost(backward_pass, outer)
-                captures._captures.setdefault(module, []).append(Capture(kept, backward_pass))
+                captures.found.setdefault(module, []).append(Capture(kept, backward_pass))
             return found
 
         return capture
