@@ -31,9 +31,9 @@ def cached(tmp_path, monkeypatch, content):
 
 def test_from_the_cache(cached, content):
     assert cached.sha256 == hashlib.sha256(content).hexdigest()
-    network = cached.network(classes=5)
+    network, published_state = cached.network(classes=5), state_of(NAME)
     assert not network.training
-    assert all(torch.equal(value, state_of(NAME)[key]) for key, value in network.state_dict().items())
+    assert all(torch.equal(value, published_state[key]) for key, value in network.state_dict().items())
     assert "classifier.1.weight" not in cached.network().state_dict()
 
 

@@ -66,31 +66,50 @@ CLIPPINGS = {
 }
 
 
-def one_step(samples, noise, *, filters="plain", clipping="flat", **options):
-    """The released sum of one logical step, in the parameters' domain, all layers in one vector."""
+def private_model(filters, clipping, **options):
     model = ThreeLayers().double()
-    gradients = ModelGradients(model, FILTERS[filters])
-    optimizer = PrivateOptimizer(
+    return model, PrivateOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.0),
-        gradients,
+        ModelGradients(model, FILTERS[filters]),
         clipping=CLIPPINGS.get(clipping, clipping),
         noise_multiplier=SIGMA,
         expected_batch_size=EXPECTED,
-        noise=noise,
+        noise=ScriptedNoise(),
         loss_reduction="sum",
         **options,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NonFiniteWarning)
-        model(samples).sum().backward()
-        optimizer.step()
-    gradients.remove()
-    return torch.cat([p.grad.flatten() for p in model.parameters()]) * EXPECTED
+
+
+@pytest.fixture
+def one_step():
+    """The released sum of one logical step, in the parameters' domain, all layers in one vector.
+
+    One model makes all steps of a test that have the same settings: to make it private takes longer than a step.
+    """
+    made = {}
+
+    def release(samples, noise, *, filters="plain", clipping="flat", **options):
+        key = (filters, clipping, *options.items())
+        if key not in made:
+            made[key] = private_model(filters, clipping, **options)
+        model, optimizer = made[key]
+        optimizer.noise = noise
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonFiniteWarning)
+            model(samples).sum().backward()
+            optimizer.step()
+        optimizer.resume(0)
+        return torch.cat([p.grad.flatten() for p in model.parameters()]) * EXPECTED
+
+    yield release
+    for _, optimizer in made.values():
+        optimizer.gradients.remove()
 
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("clipping", CLIPPINGS)
-def test_every_direction_of_every_layer_carries_the_claimed_noise_jointly(filters, clipping):
+def test_every_direction_of_every_layer_carries_the_claimed_noise_jointly(one_step, filters, clipping):
     """Check A, jointly over the layers: per-layer noise that forgot the other layers' shares would fail here."""
     measured = true_noise_multiplier(functools.partial(one_step, filters=filters, clipping=clipping), N, batch=3)
     assert measured >= SIGMA
@@ -99,20 +118,20 @@ def test_every_direction_of_every_layer_carries_the_claimed_noise_jointly(filter
         assert measured == pytest.approx(SIGMA, rel=1e-4)
 
 
-def test_control_per_layer_noise_without_the_other_layers_is_caught():
+def test_control_per_layer_noise_without_the_other_layers_is_caught(one_step):
     forgetful = functools.partial(one_step, clipping=broken_steps.ForgetfulClipping(MAX_NORM))
     assert true_noise_multiplier(forgetful, N, batch=3) < 0.7 * SIGMA
 
 
 @pytest.mark.parametrize("mistake", broken_steps.MISTAKES)
-def test_control_broken_noise_is_caught_through_the_whole_step(mistake):
+def test_control_broken_noise_is_caught_through_the_whole_step(one_step, mistake):
     def broken(samples, noise):
         return one_step(samples, broken_steps.BrokenNoise(mistake, noise))
 
     assert true_noise_multiplier(broken, N, batch=3) < 0.95 * SIGMA
 
 
-def test_control_a_realised_divisor_is_caught_through_the_whole_step():
+def test_control_a_realised_divisor_is_caught_through_the_whole_step(one_step):
     def realised(samples, noise):
         return one_step(samples, noise) * EXPECTED / max(len(samples), 1)
 
@@ -120,13 +139,13 @@ def test_control_a_realised_divisor_is_caught_through_the_whole_step():
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
-def test_no_record_moves_the_release_further_than_the_bound(clipping):
+def test_no_record_moves_the_release_further_than_the_bound(one_step, clipping):
     """Check B; without a filter the release with noise off is the clipped sum itself."""
     assert largest_movement(functools.partial(one_step, clipping=clipping), N) <= MAX_NORM * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("relation", list(Relation))
-def test_noise_law(relation):
+def test_noise_law(one_step, relation):
     """Check C, with power; and noise that differs between layers and steps."""
     noise = SeededNoise(0, reproducibility_over_privacy=True)
     zero = torch.zeros(2, N, dtype=torch.float64)
