@@ -118,7 +118,8 @@ def _tune_accounted(
     if statement["winner"] is None:
         table.add_row("winner", "none: no trial gave a result (the logs are in private/)")
     else:
-        from spectral_dp.experiments.settings import ResolvedSettings, read_file
+        from spectral_dp.experiments.setting_files import read_file
+        from spectral_dp.experiments.settings import ResolvedSettings
 
         winner = ResolvedSettings.from_dict(read_file(root / "released" / "config.json"))
         for name, value in searched_values(winner, plan.searched).items():

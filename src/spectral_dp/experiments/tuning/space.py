@@ -21,7 +21,8 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import qmc
 
-from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError, kind_of
+from spectral_dp.experiments.setting_types import kind_of
+from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
 Sampler = Literal["random", "quasi-random"]
 
