@@ -293,6 +293,22 @@ def private_run(differ=None, epochs=2, options=None):
     return weights(model), engine.accountant.ledger.state_dict(), engine.get_epsilon(1e-3)
 
 
+def released_noise(seed, sigma, bound):
+    """What an engine releases of records whose gradients are zero, as sums: (steps, numbers)."""
+    engine = PrivacyEngine() if seed is None else PrivacyEngine(seed=seed, reproducibility_over_privacy=True)
+    model, data = nn.Linear(500, 3, bias=False), TensorDataset(torch.zeros(N, 500), torch.zeros(N).long())
+    _, model, optimizer, loader = setup(
+        model, engine, dataset=data, lr=0.0, noise_multiplier=sigma, max_grad_norm=bound, rehearsal=False
+    )
+    released = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        released.append(BATCH * model.weight.grad.flatten())
+    return torch.stack(released)
+
+
 def run_within_a_budget(differ=None):
     """Trains for longer than was planned for, and returns how many steps were made. Rank 1 may have another budget."""
     engine, model = PrivacyEngine(), network("convolution")

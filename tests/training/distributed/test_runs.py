@@ -1,8 +1,11 @@
 """Whole runs in real processes: what is released, the ledger, budgets and checkpoints are those of one process."""
 
+import math
+
 import pytest
 import torch
 from tests.support import rank_programs
+from tests.support.privacy_checks import noise_law_p_values
 from tests.support.private_runs import BATCH, N
 
 from spectral_dp import PrivacyEngine
@@ -57,6 +60,17 @@ def test_ranks_stay_equal_with_noise_and_filters_that_learn_from_it(processes):
     options = {"kind": "convolution", "spectral": "adaptive", "noise_multiplier": 1.0, "steps": 12}
     first, second = processes.run(2, PROGRAMS + "fixed_run_by_name", options)
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_what_an_engine_releases_has_the_noise_of_one_process(processes, seed):
+    """Catches ranks that draw the same noise, whose sum has more of it, and shares of another number of ranks."""
+    first, second = processes.run(2, PROGRAMS + "released_noise", seed, 1.3, 0.7)
+    assert torch.equal(first, second)
+    assert min(noise_law_p_values(first, 1.3 * 0.7)) > 1e-4
+    for wrong in (1 / math.sqrt(2), math.sqrt(2)):  # a share alone; the same share twice
+        assert min(noise_law_p_values(first, wrong * 1.3 * 0.7)) < 1e-4
+    assert first.corrcoef().fill_diagonal_(0).abs().max() < 6 / math.sqrt(first.shape[1])
 
 
 def test_one_ledger_on_all_ranks(processes):
