@@ -11,7 +11,16 @@ FETCHED = [info for info in DATASETS if info.editions]
 
 
 def test_names():
-    assert NAMES == ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imdb", "heart-survey")
+    assert NAMES == (
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+        "imdb",
+        "heart-survey",
+        "radiology-reports",
+    )
     assert find("cifar10").name == "cifar10"
 
 

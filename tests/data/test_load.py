@@ -1,12 +1,14 @@
 """From names to tensors."""
 
+import hashlib
 import sys
 
+import numpy as np
 import pytest
 import torch
 from tests.support.published import original, tiny_mnist, write
 
-from spectral_dp.data import DataError, TextDataset, cache_directory, load_dataset
+from spectral_dp.data import DataError, TextDataset, cache_directory, catalog, load_dataset
 from spectral_dp.data.catalog import DatasetInfo, Edition
 from spectral_dp.data.reviews import parse_reviews
 from spectral_dp.data.texts import decoded_texts
@@ -70,7 +72,9 @@ def test_tensors_are_writable_and_contiguous(publish):
 
 def test_unknown_name_lists_the_valid_ones():
     with pytest.raises(
-        DataError, match="'imagenet'; choose one of digits, mnist, fashion-mnist, cifar10, cifar100, imdb, heart-survey"
+        DataError,
+        match="'imagenet'; choose one of digits, mnist, fashion-mnist, cifar10, cifar100, imdb, heart-survey, "
+        "radiology-reports",
     ):
         load_dataset("imagenet")
 
@@ -97,3 +101,25 @@ def test_texts_are_loaded_as_such(publish):
     assert isinstance(found, TextDataset)
     assert decoded_texts(found.train_images) == ["good film", "bad film"]
     assert (found.train_labels.tolist(), found.classes) == ([1, 0], 2)
+
+
+def test_records_published_as_one_set_are_split_by_their_number_alone(tmp_path, monkeypatch):
+    """Catches a test split that overlaps the training split, or depends on the records."""
+    contents = bytes(range(10))
+    original = catalog.Original("all.bin", hashlib.md5(contents).hexdigest(), 10)
+
+    def parse(files):
+        (values,) = files
+        numbers = np.frombuffer(values, np.uint8)
+        return numbers.reshape(-1, 1), numbers % 2
+
+    edition = catalog.Edition((original,), (), "some", parse)
+    info = catalog.DatasetInfo("some", (1,), 2, 7, 3, (), (), editions=(edition,))
+    monkeypatch.setattr(catalog, "DATASETS", (info,))
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "all.bin").write_bytes(contents)
+    found = load_dataset("some", cache=tmp_path)
+    train, test = found.train_images.flatten().tolist(), found.test_images.flatten().tolist()
+    assert (len(train), len(test)) == (7, 3)
+    assert sorted(train + test) == list(range(10))
+    assert found.train_labels.tolist() == [number % 2 for number in train]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spectral_dp.data import reviews, survey
+from spectral_dp.data import reports, reviews, survey
 from spectral_dp.data.cifar_png import PNG_FILES, batches_from_pictures
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.formats import Samples, parse_cifar, parse_idx_pair
@@ -38,7 +38,7 @@ class Edition:
 
     Attributes:
         train: Files of the training split, in order.
-        test: Files of the test split.
+        test: Files of the test split; none where the files are not split, and a fixed random part is held out.
         folder: Where its files lie: in the archive if there is one, else where torchvision keeps them.
         parse: From the contents of the files of a split to images and labels.
         archive: Name of the tar archive they come in; None for single files, each compressed with gzip.
@@ -273,5 +273,30 @@ _HEART_SURVEY = DatasetInfo(
     ),
 )
 
-DATASETS = (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10, _CIFAR100, _IMDB, _HEART_SURVEY)
+_RADIOLOGY_REPORTS = DatasetInfo(
+    name="radiology-reports",
+    shape=(MOST_BYTES,),
+    classes=2,
+    train_samples=3_000,
+    test_samples=832,
+    mean=(),
+    std=(),
+    editions=(
+        Edition(
+            train=(Original(reports.PACKAGED, "fa5215d222be4eafc86e546ddc1429ab", 1_112_632),),
+            test=(),
+            folder="radiology-reports",
+            parse=reports.parse_reports,
+        ),
+    ),
+    package=Package(
+        "pip",
+        "torchxrayvision==1.5.7",
+        "torchxrayvision/data/",
+        (reports.PACKAGED,),
+        sha256="95f6c3475661f3515d4258deb0855bd5d1b1a56e0b65384251d3dd3fa61fac41",
+    ),
+)
+
+DATASETS = (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10, _CIFAR100, _IMDB, _HEART_SURVEY, _RADIOLOGY_REPORTS)
 NAMES = tuple(info.name for info in DATASETS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectral_dp.data.cache import read_cached
 from spectral_dp.data.catalog import DatasetInfo, find
-from spectral_dp.data.dataset import ImageDataset
+from spectral_dp.data.dataset import ImageDataset, validation_order
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.formats import Bytes, Samples
 from spectral_dp.data.originals import read_path
@@ -45,8 +45,16 @@ def load_dataset(
             edition, contents = read_path(info, path)
         except OSError as error:
             raise DataError(f"cannot read {name} from {path}: {error}") from error
-    train, test = (edition.parse([contents[file.name] for file in files]) for files in (edition.train, edition.test))
+    splits = [files for files in (edition.train, edition.test) if files]
+    parsed = [edition.parse([contents[file.name] for file in files]) for files in splits]
+    train, test = parsed if edition.test else _held_out(info, *parsed[0])
     return _assemble(info, train, test)
+
+
+def _held_out(info: DatasetInfo, records: Bytes, labels: Bytes) -> tuple[Samples, Samples]:
+    """Splits records that are published as one set: a fixed random choice, which depends on their number alone."""
+    held, kept = (index.numpy() for index in validation_order(info.name, len(labels), info.test_samples))
+    return (records[kept], labels[kept]), (records[held], labels[held])
 
 
 def _assemble(info: DatasetInfo, train: Samples, test: Samples) -> ImageDataset | TextDataset:

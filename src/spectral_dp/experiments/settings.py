@@ -69,7 +69,8 @@ class _Options:
     """The settings of a training run, checked one by one and against each other."""
 
     dataset: str = _data(
-        "digits", "Data set: digits, mnist, fashion-mnist, cifar10, cifar100, heart-survey; of texts imdb."
+        "digits",
+        "Data set: digits, mnist, fashion-mnist, cifar10, cifar100, heart-survey; of texts imdb, radiology-reports.",
     )
     data_path: str | None = _data(None, "File or directory with the official files, instead of the cache.")
     image_folder: str | None = _data(
