@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ _REPEATED = {
     "dense_layers": "NAME",
     "layer_max_grad_norms": "C",
     "layer_ratios": "NAME=RATIO",
+    "layer_rates": "NAME=FACTOR",
     "feature_options": "NAME=VALUE",
 }
 
@@ -119,17 +121,19 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _layer_ratios(pairs: list[str]) -> dict[str, float]:
-    ratios = {}
+def _layer_numbers(flag: str, pairs: list[str]) -> dict[str, float]:
+    numbers = {}
     for pair in pairs:
-        name, equals, ratio = pair.partition("=")
+        name, equals, number = pair.partition("=")
         try:
-            ratios[name] = float(ratio)
+            numbers[name] = float(number)
         except ValueError:
             equals = ""
         if not (name and equals):
-            raise typer.BadParameter(f"--layer-ratio {pair}: write it as NAME=RATIO, such as fc1=0.5")
-    return ratios
+            raise typer.BadParameter(
+                f"{flag} {pair}: write it as NAME={flag.rpartition('-')[2].upper()}, such as fc1=0.5"
+            )
+    return numbers
 
 
 def named_values(pairs: list[str]) -> dict[str, int | float | str]:
@@ -146,4 +150,8 @@ def named_values(pairs: list[str]) -> dict[str, int | float | str]:
     return options
 
 
-_PAIRS: dict[str, Callable[[list[str]], Any]] = {"layer_ratios": _layer_ratios, "feature_options": named_values}
+_PAIRS: dict[str, Callable[[list[str]], Any]] = {
+    "layer_ratios": partial(_layer_numbers, "--layer-ratio"),
+    "layer_rates": partial(_layer_numbers, "--layer-rate"),
+    "feature_options": named_values,
+}

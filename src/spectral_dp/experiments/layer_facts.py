@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from spectral_dp.experiments.method import Method
 from spectral_dp.experiments.methods import EngineMethod
-from spectral_dp.mechanism.public_basis import PublicBasis
+from spectral_dp.training.noise_levels import gradient_noise
 
 
 def describe_layers(method: Method) -> list[dict[str, Any]]:
@@ -23,15 +22,13 @@ def describe_layers(method: Method) -> list[dict[str, Any]]:
     if not isinstance(method, EngineMethod):
         return []
     plan, gradients = method.optimizer.release_plan(), method.optimizer.gradients
+    noise = gradient_noise(plan, gradients)
     facts = []
     for block in plan.blocks:
         noise_std = block.noise_std / plan.expected_batch_size
         for planned in block.parameters:
             rule, own_name = gradients.owner(gradients.named_parameters[planned.name])
             gains = rule.gains if own_name == "weight" else None
-            left = planned.coordinates / planned.size if gains is None else gains.noise_variance
-            if isinstance(rule.transform, PublicBasis) and gains is not None:
-                left *= rule.transform.rank / rule.transform.width  # of so many directions, the others get no noise
             entry: dict[str, Any] = {
                 "name": planned.name,
                 "kind": type(rule.module).__name__,
@@ -39,7 +36,7 @@ def describe_layers(method: Method) -> list[dict[str, Any]]:
                 "released": planned.coordinates,
                 "filtered": gains is not None,
                 "noise_std": noise_std,
-                "noise_std_per_parameter": noise_std * math.sqrt(left),
+                "noise_std_per_parameter": noise[planned.name],
             }
             if gains is not None:
                 entry |= {"transform": rule.transform.name, "gains": gains.post.double().tolist()}

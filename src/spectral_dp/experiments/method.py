@@ -58,7 +58,8 @@ class Method(ABC):
     @property
     def learning_rate(self) -> float | None:
         """The learning rate of the next step; None if there is none."""
-        return self.optimizer and self.optimizer.param_groups[0]["lr"]
+        group = self.optimizer and self.optimizer.param_groups[0]
+        return group and group["lr"] / (group.get("rate") or 1.0)  # without the factor of its layers
 
     @property
     def ledger(self) -> Ledger | None:

@@ -23,6 +23,7 @@ from spectral_dp.experiments.feature_stages import is_filtered_in_cache
 from spectral_dp.experiments.fine_tuning import is_fine_tuned
 from spectral_dp.experiments.method import PRETRAINED_ROWS, Batch, Method, TrainingData
 from spectral_dp.experiments.one_shot import OneShotMethod
+from spectral_dp.experiments.optimizers import make_optimizer
 from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.features import FeatureDataset
@@ -47,15 +48,6 @@ def start(settings: ResolvedSettings, model: nn.Module, data: TrainingData) -> M
     if settings.method == "opacus":
         return OpacusMethod(settings, model, data)
     return EngineMethod(settings, model, data)
-
-
-def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> torch.optim.Optimizer:
-    """Returns the plain optimizer that the settings name."""
-    options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(trained, **options)
-    return torch.optim.SGD(trained, momentum=settings.momentum, **options)
 
 
 class PrivateMethod(Method):
@@ -260,6 +252,8 @@ def _refuse_for_opacus(settings: ResolvedSettings) -> None:
         "max_physical_batch_size": settings.max_physical_batch_size is not None,
         "unsafe_diagnostics": settings.unsafe_diagnostics,
         "noise_multiplier 0": settings.noise_multiplier == 0,
+        "optimizer adam-bc": settings.optimizer == "adam-bc",  # Opacus does not tell optimizers its noise
+        "gradient_filter": settings.gradient_filter != "none",
     }
     if asked := [name for name, is_asked in unavailable.items() if is_asked]:
         raise SettingsError(f"method opacus does not have {', '.join(asked)} here: leave out, or use method dpsgd")

@@ -59,7 +59,7 @@ _RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (("text_length",), lambda value: 2 <= value <= 512, "from 2 to 512"),
     (("head_dimensions",), lambda value: 1 <= value <= 256, "from 1 to 256"),
-    (("delta",), lambda value: 0 < value < 1, "between 0 and 1"),
+    (("delta", "gradient_filter_gain"), lambda value: 0 < value < 1, "between 0 and 1"),
     (("seed",), lambda value: 0 <= value < 2**31, "from 0 to 2^31 - 1"),
 )
 
@@ -210,8 +210,19 @@ class _Options:
 
     epochs: int = _training(20, "Epochs.")
     batch_size: int = _training(256, "Expected batch size.")
-    optimizer: Literal["sgd", "adam"] = _training("sgd", "Optimizer.")
+    optimizer: Literal["sgd", "adam", "adam-bc"] = _training(
+        "sgd", "Optimizer; adam-bc is Adam without the known noise in its second moment."
+    )
+    gradient_filter: Literal["none", "low-pass", "kalman"] = _training(
+        "none", "Filter of the released gradients over time, before the optimizer."
+    )
+    gradient_filter_gain: float | None = _training(
+        None, "Gain of this filter in (0, 1): smaller filters more (default: 0.1 for low-pass, 0.5 for kalman)."
+    )
     learning_rate: float = _training(0.5, "Learning rate at the start.")
+    layer_rates: dict[str, float] = _training(
+        {}, "Factor on the learning rate of one layer, as NAME=FACTOR. May be repeated."
+    )
     momentum: float = _training(0.0, "Momentum of SGD.")
     weight_decay: float = _training(0.0, "Weight decay.")
     schedule: Literal["constant", "cosine", "linear"] = _training(
@@ -246,8 +257,12 @@ class _Options:
             for name in names:
                 if (value := getattr(self, name)) is not None and not is_within(value):
                     raise SettingsError(f"{name} must be {words}, got {value}")
-        if self.optimizer == "adam" and self.momentum:
-            raise SettingsError(f"momentum {self.momentum} is SGD's: leave it out with adam, which has its own")
+        if self.optimizer != "sgd" and self.momentum:
+            raise SettingsError(
+                f"momentum {self.momentum} is SGD's: leave it out with {self.optimizer}, which has its own"
+            )
+        if self.gradient_filter_gain is not None and self.gradient_filter == "none":
+            raise SettingsError("gradient_filter_gain needs a gradient_filter: low-pass or kalman")
         if self.layer_max_grad_norms and self.clipping != "per_layer":
             raise SettingsError(f"layer_max_grad_norms needs clipping per_layer, not {self.clipping}")
         if self.noise_allocation == "optimal" and self.clipping != "per_layer":
@@ -264,6 +279,9 @@ class _Options:
                 f"feature_norm {self.feature_norm} would act after a projection (feature_rank, feature_channels) or "
                 "unit length, which are to come last: use feature_norm group or none"
             )
+        for name, factor in self.layer_rates.items():
+            if factor < 0:
+                raise SettingsError(f"layer_rates: the factor of {name} must be at least 0, got {factor}")
         for name, ratio in ratios.items():
             if ratio is not None and not 0 <= ratio < 1:
                 raise SettingsError(f"{name} must be in [0, 1): the fraction to drop, got {ratio}")

@@ -31,6 +31,7 @@ from spectral_dp.experiments.layer_facts import describe_layers
 from spectral_dp.experiments.method import PRETRAINED_ROWS, Batch, TrainingData
 from spectral_dp.experiments.model_card import write_model_card
 from spectral_dp.experiments.network import build_network
+from spectral_dp.experiments.optimizers import settled
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.experiments.signals import handled_by
@@ -216,13 +217,14 @@ class Trainer:
             "cosine": (1 + math.cos(math.pi * progress)) / 2,
         }[self.settings.schedule]
         for group in self.method.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * factor
+            group["lr"] = self.settings.learning_rate * factor * group.get("rate", 1.0)
 
     def _evaluate(self) -> None:
         self._write_layers()
         self._epsilon = self.method.epsilon()
         rows = PRETRAINED_ROWS if is_fine_tuned(self.settings) else 1000
-        loss, self._accuracy = evaluate(self._result(), self.dataset, self.settings.device, rows)
+        with settled(self.method.optimizer):
+            loss, self._accuracy = evaluate(self._result(), self.dataset, self.settings.device, rows)
         row: dict[str, Any] = {
             "epoch": self.method.epoch,
             "step": self.step,
@@ -302,7 +304,8 @@ class Trainer:
         write_statement(statement, self.directory.path)
         result = self._result()
         own = getattr(result, "_module", result)  # its names are those of the user's model, not of Opacus' wrapper
-        weights = {name: value.cpu().clone() for name, value in own.state_dict().items()}  # ties undone
+        with settled(self.method.optimizer):
+            weights = {name: value.cpu().clone() for name, value in own.state_dict().items()}  # ties undone
         with whole_file(self.directory.weights) as file:
             file.write(safetensors_bytes(weights))
         rows = self.directory.metrics()

@@ -19,6 +19,8 @@ from spectral_dp.mechanism.clipping import Clipped, Clipping, NonFiniteWarning
 from spectral_dp.mechanism.noise import NoiseSource
 from spectral_dp.mechanism.perturbation import NoisySums, add_noise_to_each
 from spectral_dp.relations import Relation
+from spectral_dp.training.denoising.noise_aware import NoiseAware
+from spectral_dp.training.noise_levels import gradient_noise
 from spectral_dp.training.opacus_names import OpacusNames
 from spectral_dp.training.release_plan import ReleasePlan, plan_release
 from spectral_dp.training.sampling import PhysicalBatch
@@ -284,6 +286,9 @@ class PrivateOptimizer(OpacusNames, WrappedOptimizer):
             gradient = self.gradients.gradient(parameter, noisy) / plan.expected_batch_size
             parameter.grad = gradient.to(parameter.dtype)
             self._released[parameter] = (parameter.grad, parameter.grad._version)
+        if isinstance(self.original_optimizer, NoiseAware):
+            noise = gradient_noise(plan, self.gradients)
+            self.original_optimizer.noise_std = {parameters[name]: std for name, std in noise.items()}
         self.steps += 1
         self.gradients.begin_step(self.steps)
 
