@@ -359,6 +359,21 @@ def parting(path):
     return None
 
 
+def group_after_make_private(store):
+    """Makes a run private without a group, and trains when there is one."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    os.environ["WORLD_SIZE"] = "1"
+    _, model, optimizer, loader = setup(engine=PrivacyEngine(), rehearsal=False)
+    before = weights(model).clone()
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    try:
+        train(model, optimizer, loader)
+    except RuntimeError as error:
+        return str(error), torch.equal(weights(model), before)
+    return "", False
+
+
 def loading_what_is_not_there(path):
     engine, model, _, _ = setup()
     engine.load_checkpoint(path=path, module=model)

@@ -150,6 +150,13 @@ def test_ranks_that_part_keep_ledgers_of_their_own(processes, tmp_path):
     assert "both continued the same run, each by itself" in first.message
 
 
+def test_a_run_that_was_made_private_before_there_was_a_group_releases_nothing_in_it(processes, tmp_path):
+    """Each rank would train a model of its own on all records."""
+    for words, is_unchanged in processes.run(2, PROGRAMS + "group_after_make_private", str(tmp_path / "store")):
+        assert "were made private one by one" in words
+        assert is_unchanged
+
+
 def test_a_checkpoint_that_is_not_there_is_an_error_on_all_ranks(processes, tmp_path):
     first, second = processes.results(2, PROGRAMS + "loading_what_is_not_there", str(tmp_path / "none.pt"))
     assert first.kind == "FileNotFoundError"
