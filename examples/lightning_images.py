@@ -1,7 +1,8 @@
 """Classify scikit-learn's handwritten digits privately with Lightning.
 
     pip install 'spectral-dp[lightning]' scikit-learn
-    python examples/lightning_images.py [--epsilon 3] [--epochs 30]
+    python examples/lightning_images.py [--epsilon 3] [--epochs 30] [--processes 2]
+    torchrun --nproc-per-node 2 examples/lightning_images.py --processes 2
 
 The module is what it would be without privacy; the callback makes the training private. The 1,797 digits come with
 scikit-learn, so that nothing is downloaded. It takes half a minute.
@@ -37,7 +38,8 @@ class Digits(lightning.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         images, labels = batch
-        self.log("accuracy", (self.network(images).argmax(1) == labels).float().mean(), prog_bar=True)
+        accuracy = (self.network(images).argmax(1) == labels).float().mean()
+        self.log("accuracy", accuracy, prog_bar=True, sync_dist=True)
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.learning_rate, momentum=0.9)
@@ -48,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=lightning.fabric.utilities.warnings.PossibleUserWarning)
@@ -65,6 +68,8 @@ def main() -> None:
         max_epochs=options.epochs,
         callbacks=[privacy],
         accelerator="cpu",
+        devices=options.processes,
+        strategy="ddp" if options.processes > 1 else "auto",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -75,6 +80,8 @@ def main() -> None:
         DataLoader(train, batch_size=256),
         DataLoader(held_out, batch_size=HELD_OUT),
     )
+    if not trainer.is_global_zero:  # one of several processes
+        return
     print(f"accuracy on {HELD_OUT} held-out digits: {trainer.callback_metrics['accuracy']:.1%}")
     print(f"epsilon {privacy.epsilon:.2f} at delta {DELTA:g}, after {trainer.global_step} steps")
 

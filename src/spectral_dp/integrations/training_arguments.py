@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+
+from torch import distributed
 
 from spectral_dp.integrations.logical_steps import refuse_problems
 
@@ -83,9 +86,25 @@ def refuse_arguments(args: Any) -> None:
             "lomo" in optim or "layerwise" in optim or "schedule_free" in optim,
             'it updates weights during the backward pass or needs to be told of evaluation: use "adamw_torch" or "sgd"',
         ),
-        "several devices or processes (or DeepSpeed, or FSDP)": (
-            args.world_size > 1 or args.n_gpu > 1 or bool(args.deepspeed) or bool(args.fsdp),
-            "train in one process on one device, e.g. with CUDA_VISIBLE_DEVICES=0",
+        "several devices in one process": (
+            args.n_gpu > 1,
+            "start one process for each device (torchrun --nproc-per-node 2 script.py), or set CUDA_VISIBLE_DEVICES=0",
+        ),
+        "DeepSpeed, FSDP or tensor parallelism": (
+            bool(args.deepspeed) or bool(args.fsdp) or bool(getattr(args, "parallelism_config", None)),
+            "leave it out: the model must fit into each process",
+        ),
+        f"{args.world_size} of {_processes()} processes": (
+            args.world_size != _processes(),
+            "this Trainer does not know of the others, and each would write its own files: start them with torchrun, "
+            "and on CPUs set use_cpu=True",
         ),
     }
     refuse_problems("what TrainingArguments says", problems)
+
+
+def _processes() -> int:
+    """Returns how many processes were started together, or have joined a group."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE") or 1)

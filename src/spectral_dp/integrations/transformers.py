@@ -18,6 +18,7 @@ divides by a public constant. ``docs/integrations.md`` says what is supported.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
 import math
@@ -50,7 +51,13 @@ CHECKPOINT, STATEMENT = "privacy.pt", "privacy.json"
 
 # Methods that are overridden below and are not in the documentation of ``Trainer``: in a version that calls them by
 # other names, the overrides would do nothing.
-_OVERRIDDEN = ("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler", "_load_from_checkpoint")
+_OVERRIDDEN = (
+    "_save_optimizer_and_scheduler",
+    "_load_optimizer_and_scheduler",
+    "_load_from_checkpoint",
+    "create_accelerator_and_postprocess",
+    "_prepare_for_training",
+)
 
 # What the Trainer divides a loss over tokens by, and losses over records where the model lets it: a public constant
 # rather than the number of tokens or records in the batch. The loss is then a sum.
@@ -97,12 +104,27 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         refuse_arguments(args)
         args.max_grad_norm = 0.0  # that of the whole batch: every sample is clipped instead
         args.ignore_data_skip = True  # coins have no memory, so there is nothing to skip when a run is resumed
+        args.average_tokens_across_devices = False  # it multiplies the loss by the number of processes
         self.privacy, self.spectral = privacy, spectral
         self.engine = engine if engine is not None else PrivacyEngine()
         self._steps: LogicalSteps | None = None
         self._records: Any = None  # the data set that these steps draw from
         super().__init__(model, args, **others)
         self.add_callback(_PublicEpoch())
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As in ``Trainer``, but several processes do not wrap the model: what such a wrapper averages has no noise."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if isinstance(self.model_wrapped, nn.parallel.DistributedDataParallel):
+            raise RuntimeError(
+                "accelerate has wrapped the model in DistributedDataParallel, which would average gradients that carry "
+                "no noise: use a version of accelerate with Accelerator.prepare_model(evaluation_mode=)"
+            )
+        return prepared
 
     def get_train_dataloader(self) -> Any:
         """Returns the batches of the private run while training; at other times those that ``Trainer`` would give."""
@@ -154,13 +176,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     ) -> Tensor:
         """Trains on all physical batches of a logical step; the step itself, which releases, is the Trainer's to call.
 
-        Returns zero in the place of the loss, which must not reach the logs, unless ``unsafe_diagnostics`` is set.
+        Returns zero in the place of the loss, which must not reach the logs, unless ``unsafe_diagnostics`` is set. The
+        Trainer logs the mean over processes, each of which has a share of the loss of the step.
         """
         steps = self._require_steps()
         loss = self._train_on(model, inputs)
         while not steps.current.is_last:
             loss = loss + self._train_on(model, steps.next_piece())
-        return loss if self.privacy.unsafe_diagnostics else torch.zeros_like(loss)
+        return loss * self.args.world_size if self.privacy.unsafe_diagnostics else torch.zeros_like(loss)
 
     def _train_on(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         """Runs forward and backward pass over a physical batch; returns its share of the loss of the logical step."""
@@ -270,6 +293,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             "expected_batch_size": steps.optimizer.expected_batch_size,
             "clipping": repr(steps.optimizer.clipping),
             "noise_and_batches_are_secret": getattr(steps.loader, "is_private", True),
+            "processes": self.args.world_size,
         }
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
