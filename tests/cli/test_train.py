@@ -1,8 +1,11 @@
 """``spectral-dp train``: flags and files, what it prints, and what it refuses."""
 
 import json
+import shutil
 
 import pytest
+from PIL import Image
+from tests.support.pretrained import small_files
 from typer.testing import CliRunner
 
 from spectral_dp.cli import app
@@ -152,3 +155,54 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch):
     assert result.exit_code == 130
     assert "stopped at step 3 of 10" in result.stderr
     assert "spectral-dp train --out run --resume" in result.stderr
+
+
+def _own_records(folder):
+    """Images in two folders, texts in a file, and weights of one small network and of another."""
+    for number in range(10):
+        place = folder / "photos" / ("cat" if number % 2 else "dog")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (20 * number, 90, 30)).save(place / f"{number}.png")
+    lines = ["text,label", *(f"the film was {'good' if n % 2 else 'bad'},{n % 2}" for n in range(10))]
+    (folder / "texts.csv").write_text("\n".join(lines) + "\n")
+
+
+TEXTS = "--csv texts.csv --features hashed-words --model linear --method class-means"
+IMAGES = "--image-folder photos --features pixels --model linear --method class-means"
+
+
+@pytest.mark.parametrize(
+    ("flags", "spoil", "message"),
+    [
+        (TEXTS, ("texts.csv", "three fields,1,2\n"), "texts.csv, line 12: 3 fields"),
+        (TEXTS, ("texts.csv", "123 !?,1\n"), "texts.csv, line 12: the text '123 !?' has no letter"),
+        (IMAGES, ("photos/cat/broken.png", "no image"), "photos/cat/broken.png cannot be read as an image"),
+        (IMAGES, ("photos/cat", None), "photos has only the folder dog"),
+        (
+            "--image-folder photos --model wrn-28-10 --weights resnext29.safetensors --tune head",
+            ("ignored.txt", ""),
+            "resnext29.safetensors does not hold weights of wrn-28-10",
+        ),
+    ],
+    ids=["ragged row", "no letters", "no image", "one class", "another architecture"],
+)
+def test_bad_records_and_weights_are_named_and_nothing_is_lost(flags, spoil, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path / "cache"))
+    _own_records(tmp_path)
+    small_files(tmp_path, monkeypatch)
+    common = ["--epsilon", "8", "--delta", "0.01", "--threads", "1"]
+    before = run(*IMAGES.split(), *common, "--out", "before")
+    assert before.exit_code == 0, before.stderr
+    kept = {path: path.stat().st_mtime_ns for place in ("before", "cache") for path in (tmp_path / place).rglob("*")}
+    name, content = spoil
+    if content is None:
+        shutil.rmtree(tmp_path / name)
+    else:
+        with (tmp_path / name).open("a") as file:
+            file.write(content)
+    result = run(*flags.split(), *common, "--out", "run")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not RunDirectory("run").exists
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
