@@ -35,3 +35,14 @@ def test_the_model_is_what_the_settings_say(tiny):
 def test_a_device_that_is_not_there_is_named(tiny):
     with pytest.raises(SettingsError, match=r"cannot use device 'cuda:7'.*use cpu"):
         build_network(tiny(device="cuda:7"), SHAPE, 10)
+
+
+def test_a_linear_head_reads_scaled_features(tiny):
+    """Catches a scale that training sees and the audit, which builds the same network, does not."""
+    model = build_network(tiny(model="linear", features="pixels", feature_scale=10.0), (6,), 3)
+    torch.nn.init.ones_(model.fc.weight)
+    assert torch.equal(model(torch.ones(2, 6)), torch.full((2, 3), 60.0))
+    with pytest.raises(SettingsError, match="feature_scale is for a linear head"):
+        build_network(tiny(feature_scale=10.0), SHAPE, 10)
+    released = tiny(model="linear", features="pixels", method="least-squares", feature_scale=10.0)
+    assert build_network(released, (6,), 3).feature_scale == 1

@@ -7,7 +7,7 @@ from torch import nn
 
 from spectral_dp import models
 from spectral_dp.experiments.fine_tuning import is_fine_tuned, tuned_network
-from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
+from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, SettingsError
 
 
 def build_network(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -22,7 +22,7 @@ def build_network(settings: ResolvedSettings, input_shape: tuple[int, ...], clas
 
 
 def _fresh(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    return models.build(
+    model = models.build(
         settings.model,
         input_shape=input_shape,
         classes=classes,
@@ -31,3 +31,10 @@ def _fresh(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: in
         last_block_size=settings.last_block_size,
         dense_layers=settings.dense_layers,
     )
+    if settings.feature_scale != 1 and settings.method not in ONE_SHOT:  # which have no gradients to clip
+        if not isinstance(model, models.ScatterLinear):
+            raise SettingsError(
+                f"feature_scale is for a linear head on features, not for {settings.model}: leave it out"
+            )
+        model.feature_scale = settings.feature_scale
+    return model

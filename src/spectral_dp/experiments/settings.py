@@ -45,7 +45,7 @@ _POSITIVE = (
     *("epochs", "batch_size", "augmentation_multiplicity", "evaluate_every", "max_grad_norm", "learning_rate"),
     *("train_size", "test_size", "image_size", "max_physical_batch_size", "threads", "epsilon"),
     *("feature_groups", "feature_noise_multiplier", "feature_rank", "feature_channels", "feature_damp"),
-    *("feature_prior_images", "lora_rank"),
+    *("feature_prior_images", "lora_rank", "feature_scale"),
 )
 
 #: Which values settings may have, and that in words; None, where a setting may be left open, always.
@@ -208,6 +208,9 @@ class _Options:
     )
     band: Literal["lowest", "box", "paper"] = _spectral("lowest", "Which coefficients a ratio keeps.")
 
+    feature_scale: float = _training(
+        1.0, "Multiply features by this in a linear head, so that its bias takes less of what is clipped."
+    )
     epochs: int = _training(20, "Epochs.")
     batch_size: int = _training(256, "Expected batch size.")
     optimizer: Literal["sgd", "adam", "adam-bc"] = _training(

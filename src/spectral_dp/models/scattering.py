@@ -23,10 +23,17 @@ class ScatterLinear(nn.Module):
     """A linear classifier on features of any shape, with weights that begin at zero.
 
     ``normalization`` is the identity until statistics of channels are set (see ``spectral_dp.features.normalization``).
+
+    Args:
+        input_shape: Shape of the features of one record.
+        classes: Number of classes.
+        feature_scale: What features are multiplied by. The bias has the input 1, so beside features of unit length it
+            takes half of the squared norm that a gradient is clipped to. Beside features of length 10 it takes 1 %.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, input_shape: tuple[int, ...], classes: int, *, feature_scale: float = 1.0) -> None:
         super().__init__()
+        self.feature_scale = feature_scale
         if len(input_shape) == 3:
             self.input_layouts = {"fc": input_shape}
         self.normalization: nn.Module = nn.Identity()
@@ -36,7 +43,8 @@ class ScatterLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, C, H, W)``, ``(B, C, M)`` or ``(B, D) -> (B, classes)``."""
-        return self.fc(self.normalization(x).flatten(1))
+        features = self.normalization(x).flatten(1)
+        return self.fc(features if self.feature_scale == 1 else self.feature_scale * features)
 
 
 class ScatterCNN(nn.Module):
