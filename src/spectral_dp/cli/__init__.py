@@ -15,6 +15,7 @@ from spectral_dp.cli.budget import budget_command
 from spectral_dp.cli.compare import compare_command
 from spectral_dp.cli.data import data_app
 from spectral_dp.cli.features import features_command
+from spectral_dp.cli.plan import plan_command
 from spectral_dp.cli.report import report_command
 from spectral_dp.cli.reproduce import reproduce_command
 from spectral_dp.cli.train import train_command
@@ -46,6 +47,7 @@ def main(
 
 
 app.command("budget")(budget_command)
+app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("tune")(tune_command)
 app.command("compare")(compare_command)
