@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from tests.support.mirrored_patches import mirror_coordinates
 from torch.nn import functional as F
 
 from spectral_dp.features import (
@@ -19,7 +20,7 @@ from spectral_dp.features import (
 from spectral_dp.features.patches import _bounds
 from spectral_dp.priors import PRIORS, DeadLeaves, generate_images, get_prior
 from spectral_dp.priors.dictionary import learn_dictionary
-from spectral_dp.priors.patches import CONTRAST_FLOOR, mirror_coordinates
+from spectral_dp.priors.patches import CONTRAST_FLOOR
 
 SHAPE = (3, 14, 16)
 SMALL = DictionarySettings(size=4, atoms=12)

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from tests.support.mirrored_patches import mirror_coordinates
 
 from spectral_dp.priors import PRIORS, get_prior
 from spectral_dp.priors.dictionary import _spherical_k_means, _unit, learn_dictionary, shrunk
-from spectral_dp.priors.patches import mirror_coordinates, normalised_patches
+from spectral_dp.priors.patches import normalised_patches
 
 SHAPE = (3, 16, 16)
 

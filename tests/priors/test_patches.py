@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.support.mirrored_patches import mirror_coordinates
 from torch.nn import functional as F
 
 from spectral_dp.priors import generate_images
 from spectral_dp.priors.patches import (
     CONTRAST_FLOOR,
     from_mirror_coordinates,
-    mirror_coordinates,
     normalised_patches,
 )
 

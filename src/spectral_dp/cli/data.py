@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spectral_dp.cli.options import JsonOption, print_result
+from spectral_dp.cli.options import JsonOption, plain_errors, print_result
 from spectral_dp.errors import SpectralDPError
 
 if TYPE_CHECKING:
@@ -54,11 +54,9 @@ def fetch_each(names: list[str], find: Callable[[str], Any], fetch: Callable[[st
         find: Looks a name up, and raises an error of ours if there is no such thing.
         fetch: Fetches one, and returns its place. If it fails, the others are fetched all the same.
     """
-    try:
+    with plain_errors():
         for name in names:
             find(name)
-    except SpectralDPError as error:
-        raise typer.BadParameter(str(error)) from error
     failed = False
     for name in dict.fromkeys(names):
         try:

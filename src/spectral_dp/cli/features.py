@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spectral_dp.cli.options import named_values, plain_errors
+from spectral_dp.cli.data import CacheOption
+from spectral_dp.cli.options import JsonOption, named_values, plain_errors
 from spectral_dp.cli.progress import INTERRUPTED, progress_bar
 
 if TYPE_CHECKING:
@@ -59,13 +60,11 @@ def features_command(
     label_column: Annotated[str, typer.Option(help="Column of the labels, with --csv.")] = "label",
     csv_encoding: Annotated[str, typer.Option(help="Encoding of the file, with --csv.")] = "utf-8",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each (default: the cores).")] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Cache directory, instead of $SPECTRAL_DP_CACHE or the user's cache directory.")
-    ] = None,
+    cache: CacheOption = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare all rows in the cache with their checksums, and repair them.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Computes features of a data set once, into the cache; what is there is kept, and what was stopped goes on.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,15 +55,14 @@ def train_command(
     asked = Settings.from_dict(given, source="the settings")
     _warn_of_unused(asked, given)
     settings = asked.resolved()
-    if is_rank():
-        _train_as_rank(settings, RunDirectory(out or _default_directory(settings)), resume, as_json, quiet)
-        return
-    if processes > 1:
+    if processes > 1 and not is_rank():
         _train_as_ranks(settings, processes)
         return
     directory = RunDirectory(out or _default_directory(settings))
-    summary = _run(settings, directory, resume, quiet or as_json)
-    print_result({"directory": str(directory.path), **summary}, _table(summary, directory.path), as_json)
+    with _among_ranks(settings) as is_first:
+        summary = _run(settings, directory, resume, quiet or as_json or not is_first)
+    if is_first:
+        print_result({"directory": str(directory.path), **summary}, _table(summary, directory.path), as_json)
 
 
 def _train_as_ranks(settings: ResolvedSettings, processes: int) -> None:
@@ -75,13 +75,11 @@ def _train_as_ranks(settings: ResolvedSettings, processes: int) -> None:
         raise typer.Exit(code)
 
 
-def _train_as_rank(settings: ResolvedSettings, directory: Any, resume: bool, as_json: bool, quiet: bool) -> None:
+def _among_ranks(settings: ResolvedSettings) -> AbstractContextManager[bool]:
+    """Joins the other processes, if there are any; gives whether this is the first."""
     from spectral_dp.experiments.follower import process_group
 
-    with process_group(settings.device) as is_first:
-        summary = _run(settings, directory, resume, quiet or as_json or not is_first)
-    if is_first:
-        print_result({"directory": str(directory.path), **summary}, _table(summary, directory.path), as_json)
+    return process_group(settings.device) if is_rank() else nullcontext(True)
 
 
 def _run(settings: ResolvedSettings, directory: Any, resume: bool, quiet: bool) -> dict[str, Any]:

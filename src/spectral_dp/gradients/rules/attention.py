@@ -29,19 +29,10 @@ from spectral_dp.gradients.rules.registry import register_rule
 from spectral_dp.gradients.rules.same_output import check_same_output
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
-_PARAMETERS = frozenset(
-    [
-        "in_proj_weight",
-        "q_proj_weight",
-        "k_proj_weight",
-        "v_proj_weight",
-        "in_proj_bias",
-        "bias_k",
-        "bias_v",
-        "out_proj.weight",
-        "out_proj.bias",
-    ]
-)
+_PARAMETERS = {
+    *(f"{name}_proj_weight" for name in ("in", "q", "k", "v")),
+    *("in_proj_bias", "bias_k", "bias_v", "out_proj.weight", "out_proj.bias"),
+}
 
 
 class Inner(NamedTuple):

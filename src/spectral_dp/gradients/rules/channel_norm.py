@@ -9,17 +9,14 @@ made, in training and in evaluation mode, and one that computes anything else ha
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule_by_name
-from spectral_dp.gradients.rules.rerun import WithoutHooks, left_as_it_was
+from spectral_dp.gradients.rules.rerun import is_plain_norm, output_with
 from spectral_dp.gradients.rules.rule import Rule
 
 
@@ -64,16 +61,9 @@ def _normalised(module: nn.Module, x: Tensor, dim: int) -> Tensor:
 
 def _normalises(module: nn.Module, dim: int) -> bool:
     """Whether the layer gives ``w x^ + b`` over this dimension of images, to the precision that it has."""
-    parameters = dict(module.named_parameters())
-    if (
-        set(parameters) != {"weight", "bias"}
-        or any(p.ndim != 1 for p in parameters.values())
-        or not isinstance(getattr(module, "eps", None), float)
-        or list(module.children())
-        or len(inspect.signature(module.forward).parameters) != 1
-    ):
+    if not is_plain_norm(module, ["weight", "bias"], getattr(module, "eps", None)):
         return False
-    generator, weight = torch.Generator().manual_seed(0), parameters["weight"]
+    generator, weight = torch.Generator().manual_seed(0), module.get_parameter("weight")
     w, b, x = (torch.randn(n, len(weight), generator=generator, dtype=torch.float64) for n in (1, 1, 30))
     images = (x * torch.tensor([1e-2, 1.0, 1e2]).double().repeat(10)[:, None]).view(2, 3, 5, -1).movedim(-1, dim)
     return all(
@@ -83,13 +73,7 @@ def _normalises(module: nn.Module, dim: int) -> bool:
 
 
 def _computes(module: nn.Module, w: Tensor, b: Tensor, x: Tensor, dim: int, mode: bool) -> bool:
-    try:
-        with torch.no_grad(), left_as_it_was(module):
-            y = functional_call(
-                WithoutHooks(module.train(mode)), {"module.weight": w, "module.bias": b}, ((x.contiguous(),), {})
-            )
-    except Exception:  # it takes other arguments, or numbers of other shapes
-        return False
+    y = output_with(module, {"weight": w, "bias": b}, x.contiguous(), training=mode)
     expected = (_normalised(module, x.double(), dim) * w.double() + b.double()).movedim(-1, dim)
     tolerance = 32 * max(torch.finfo(w.dtype).eps, torch.finfo(torch.float32).eps)
     return isinstance(y, Tensor) and y.shape == x.shape and torch.allclose(y.double(), expected, tolerance, tolerance)

@@ -8,6 +8,8 @@ those that normalise over the batch are refused elsewhere.
 
 from __future__ import annotations
 
+from typing import get_args
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,15 +19,7 @@ from spectral_dp.gradients.rules.rule import Rule
 Normalisation = nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d | nn.RMSNorm
 
 
-@register_rule(
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-    nn.RMSNorm,
-    parameters=["weight", "bias"],
-)
+@register_rule(*get_args(Normalisation), parameters=["weight", "bias"])
 class NormalisationRule(Rule[Normalisation]):
     """Rule of the normalisation layers; coefficients have the parameters' shapes, unfiltered."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -133,6 +134,24 @@ class WithoutHooks(nn.Module):
             copies = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, (args, dict(kwargs)))
             hook(self.module, *(copies if number in self.module._forward_pre_hooks_with_kwargs else copies[:1]))
         return self.module.forward(*args, **kwargs)
+
+
+def is_plain_norm(module: nn.Module, names: Collection[str], eps: object) -> bool:
+    """Returns whether a layer has these parameters alone, each a vector, an epsilon, no parts, and one argument."""
+    parameters = dict(module.named_parameters())
+    has_these = parameters.keys() == set(names) and all(p.ndim == 1 for p in parameters.values())
+    has_one_argument = len(inspect.signature(module.forward).parameters) == 1
+    return has_these and isinstance(eps, float) and not list(module.children()) and has_one_argument
+
+
+def output_with(module: nn.Module, parameters: NamedTensors, x: Tensor, *, training: bool) -> Any:
+    """Returns what a layer gives with other numbers for its parameters; None if it cannot be run so."""
+    state = {f"module.{name}": value for name, value in parameters.items()}
+    try:
+        with torch.no_grad(), left_as_it_was(module):
+            return functional_call(WithoutHooks(module.train(training)), state, ((x,), {}))
+    except Exception:  # it takes other arguments, or numbers of other shapes
+        return None
 
 
 @contextmanager

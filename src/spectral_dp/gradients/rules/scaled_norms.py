@@ -10,17 +10,14 @@ computes anything else has no rule, nor has one that can be given more than its 
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule_by_name
-from spectral_dp.gradients.rules.rerun import WithoutHooks, left_as_it_was
+from spectral_dp.gradients.rules.rerun import is_plain_norm, output_with
 from spectral_dp.gradients.rules.rule import Rule
 
 
@@ -54,18 +51,9 @@ def _normalised(module: nn.Module, x: Tensor) -> Tensor:
 
 def _is_one(module: nn.Module) -> bool:
     """Whether the layer gives ``w x^`` or ``(1 + w) x^`` of numbers of several sizes, to the precision it has."""
-    parameters = dict(module.named_parameters())
-    weight = parameters.get("weight")
-    if (
-        weight is None
-        or len(parameters) > 1
-        or weight.ndim != 1
-        or not isinstance(_eps(module), float)
-        or list(module.children())
-        or len(inspect.signature(module.forward).parameters) != 1
-    ):
+    if not is_plain_norm(module, ["weight"], _eps(module)):
         return False
-    generator = torch.Generator().manual_seed(0)
+    generator, weight = torch.Generator().manual_seed(0), module.get_parameter("weight")
     w, x = (torch.randn(n, len(weight), generator=generator, dtype=torch.float64) for n in (1, 16))
     x = x * torch.tensor([1e-4, 1e-2, 1.0, 1e2]).double().repeat(4)[:, None]
     shapes = [(16, -1), (2, 8, len(weight)), (2, 2, 4, len(weight))]
@@ -77,11 +65,7 @@ def _is_one(module: nn.Module) -> bool:
 
 
 def _computes_one(module: nn.Module, w: Tensor, x: Tensor, mode: bool) -> bool:
-    try:
-        with torch.no_grad(), left_as_it_was(module):
-            y = functional_call(WithoutHooks(module.train(mode)), {"module.weight": w}, ((x,), {}))
-    except Exception:  # it takes other arguments, or numbers of other shapes
-        return False
+    y = output_with(module, {"weight": w}, x, training=mode)
     normalised = _normalised(module, x.double())
     expected = normalised * w.double()
     tolerance = 16 * max(torch.finfo(w.dtype).eps, torch.finfo(torch.float32).eps)
