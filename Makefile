@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-integrations coverage format lint docs docs-serve figures support-table bench bench-parts clean
+.PHONY: help demo test test-slow test-integrations coverage format lint docs docs-serve tutorials figures support-table bench bench-parts clean
 
 help:  ## list the targets (what a bare `make` does)
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ docs: $(VENV)/installed-docs  ## build the documentation into site/; a warning i
 
 docs-serve: $(VENV)/installed-docs  ## show the documentation at http://127.0.0.1:8000 while you write it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+tutorials: $(VENV)/installed-integrations  ## run the scripts of the tutorials, and write their pages and figures
+	$(BIN)/python -m website.tutorials
 
 figures: $(VENV)/installed  ## draw the figures of the documentation
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png

@@ -30,6 +30,7 @@ CROSS_CUTTING = {
     "test_mirror.py",
     "test_opacus_script.py",  # a script written for Opacus
     "test_readme.py",
+    "test_tutorials.py",  # scripts and pages of tutorials
     "test_tooling.py",  # the Makefile and its like
     "test_without_the_extra.py",  # the library without the application's dependencies
     "test_supported.py",  # the table of what is supported
