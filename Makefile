@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-integrations coverage format lint docs docs-serve tutorials figures support-table bench bench-parts clean
+.PHONY: help demo test test-slow test-integrations coverage format lint docs docs-serve tutorials figures tables support-table bench bench-parts release-check clean
 
 help:  ## list the targets (what a bare `make` does)
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ tutorials: $(VENV)/installed-integrations  ## run the scripts of the tutorials, 
 figures: $(VENV)/installed  ## draw the figures of the documentation
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
 	$(BIN)/python examples/priors.py --figures docs
+	$(BIN)/python examples/mechanism_steps.py --figures docs
+
+tables: $(VENV)/installed  ## write the tables of README and pages from results/
+	$(BIN)/python -m website.result_tables
 
 support-table: $(VENV)/installed-integrations  ## try which layers and models are supported, and write docs/supported.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.support_table --out docs/supported.md
@@ -65,6 +69,9 @@ bench: $(VENV)/installed-dev  ## time training beside Opacus and plain PyTorch (
 bench-parts: $(VENV)/installed-dev  ## time the parts: transforms, mechanism, gradients, accounting
 	for part in accounting block_circulant gradients mechanism transforms; do \
 		$(BIN)/python benchmarks/bench_$$part.py || exit 1; done
+
+release-check: $(VENV)/installed-dev  ## build the wheel, install it into a fresh environment, and use it there
+	$(BIN)/python release/check_wheel.py
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site src/*.egg-info

@@ -8,6 +8,7 @@ import tomllib
 
 import pytest
 import typer
+from website import result_tables
 
 from spectral_dp.cli import app
 from tests.support.pages import PAGES, ROOT, WITH_RESULTS, anchors, commands, links, mentioned_commands
@@ -128,6 +129,21 @@ def test_every_room_has_a_page_of_reference():
         assert heading == f"# `spectral_dp.{room}`"
         assert len(rest.partition(":::")[0].split()) > 30
         assert f"::: spectral_dp.{room}\n" in page
+
+
+def test_tables_of_figures_are_those_of_the_results():
+    """If this fails, run `make tables`: results were added, or somebody typed a figure by hand."""
+    for page in result_tables.PAGES:
+        text = (ROOT / page).read_text()
+        assert "<!-- table: " in text
+        assert result_tables.with_tables(text, page) == text, page
+
+
+def test_negative_control_a_figure_that_was_typed_is_noticed():
+    text = (ROOT / "README.md").read_text()
+    assert (
+        result_tables.with_tables(text.replace("| +1.", "| +2."), "README.md") == text != text.replace("| +1.", "| +2.")
+    )
 
 
 def test_pages_in_the_navigation_exist():

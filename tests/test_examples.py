@@ -25,6 +25,23 @@ def test_the_mechanism_example_prints_and_draws(monkeypatch, capsys, tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_sharp_edge_cuts_as_the_page_says(monkeypatch, capsys):
+    edges = runpy.run_path(str(EXAMPLES / "sharp_edges.py"))
+    page = (EXAMPLES.parent / "docs/sharp-edges.md").read_text()
+    for name, edge in edges["EDGES"].items():
+        edge()
+        said = "REFUSED" if edge in edges["REFUSED"] else "NOT COVERED"
+        assert capsys.readouterr().out.startswith(said), name
+        assert f"| `{name}` |" in page
+
+
+def test_the_figures_of_the_mechanism_are_drawn(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["mechanism_steps.py", "--figures", str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / "mechanism_steps.py"), run_name="__main__")
+    for name in ("steps", "attackers"):
+        assert (tmp_path / f"mechanism_{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_training_example_runs(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "--seeds", "1", "--epochs", "1"])
     runpy.run_path(str(EXAMPLES / "train.py"), run_name="__main__")

@@ -1,11 +1,15 @@
 """The Makefile, the hosted CI and the package's metadata say the same."""
 
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from spectral_dp._version import __version__
 
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -47,3 +51,40 @@ def test_what_is_installed_is_pinned():
     needed = [*PROJECT["dependencies"], *extras["cli"], *extras["baseline"], *extras["dev"]]
     names = {re.match(r"[\w-]+", each).group().replace("-", "_").lower() for each in needed} - {"spectral_dp"}
     assert names <= {name.replace("-", "_").lower() for name in pinned}
+
+
+def test_the_version_is_stated_once():
+    """pyproject.toml reads it, and the citation, which nothing reads it into, agrees."""
+    assert "version" in PROJECT["dynamic"]
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)[1]
+    assert cited == __version__
+    stated = [path.name for path in (ROOT / "src").rglob("*.py") if f'"{__version__}"' in path.read_text()]
+    assert stated == ["_version.py"]
+
+
+def test_issue_forms_and_workflows_are_valid_yaml():
+    yaml = pytest.importorskip("yaml")
+    forms = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+    assert len(forms) == 4
+    for form in forms:
+        read = yaml.safe_load(form.read_text())
+        assert form.name == "config.yml" or {"name", "description", "body"} <= set(read)
+    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
+        assert yaml.safe_load(workflow.read_text())["jobs"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_the_source_tree(tmp_path):
+    """As `make release-check`, but with the packages of this environment, since tests have no network."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    made = subprocess.run(build, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target"]
+    subprocess.run([*install, str(tmp_path / "installed"), str(wheel)], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    smoke = [sys.executable, str(ROOT / "release/smoke.py"), str(tmp_path)]
+    done = subprocess.run(smoke, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "from installed: trained, accounted for, reported" in done.stdout

@@ -46,6 +46,7 @@ def _elsewhere() -> Iterator[tuple[str, Path]]:
     for path in sorted((ROOT / "results").rglob("*")):
         if path.suffix in _RESULTS:
             yield path.relative_to(ROOT).as_posix(), path
+    yield "CITATION.cff", ROOT / "CITATION.cff"
     for path in sorted((ROOT / "examples").rglob("*.py")):
         yield path.relative_to(ROOT).with_suffix(".md").as_posix(), path
 

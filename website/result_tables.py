@@ -1,0 +1,132 @@
+"""Tables of figures on pages, written from the committed results: no figure is typed by hand.
+
+    python -m website.result_tables
+
+Between ``<!-- table: NAME -->`` and ``<!-- end of table -->`` on a page stands the table of that name. A test compares
+the pages with what the results give.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spectral_dp.experiments.comparison import paired_difference
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+PAGES = ("README.md", "docs/paper-claims.md")
+_MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def accuracy_table() -> str:
+    """Accuracy of DP-SGD and Spectral-DP at the same epsilon, with the paired difference."""
+    lines = ["| Test accuracy % | DP-SGD | Spectral-DP | difference (95 %) |", "|---|---|---|---|"]
+    for name, panel, column, label in (
+        ("best-results-cpu", 1, "MNIST, Model1, ε = 2", "MNIST, Model1, ε = 2"),
+        ("best-results-cpu", 1, "MNIST, LeNet-5, ε = 2", "MNIST, LeNet-5, ε = 2"),
+        ("transfer-cpu", 0, "ε = 1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 1"),
+        ("transfer-cpu", 0, "ε = 0.1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 0.1"),
+    ):
+        cells = {cell["row"]: cell for cell in _read(name)["panels"][panel]["cells"] if cell["column"] == column}
+        theirs, ours = (_accuracies(cells[row]) for row in ("DP-SGD", "Spectral-DP"))
+        seeds = sorted(theirs.keys() & ours.keys())
+        difference = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        lines.append(f"| [{label}](results/{name}/README.md) | {_mean(theirs)} | {_mean(ours)} | {difference} |")
+    return "\n".join(lines)
+
+
+def opacus_table() -> str:
+    """Accuracy of Opacus beside ours, on the data of the demonstration."""
+    found = _read("opacus-digits", "comparison.json")
+    lines = ["| Test accuracy %, digits, ε = 3 | " + " | ".join(row["label"] for row in found["rows"]) + " |"]
+    cells = [f"{100 * row['mean']:.2f} ± {100 * row['deviation']:.2f}" for row in found["rows"]]
+    title = f"[Model1, {len(found['seeds'])} seeds](results/opacus-digits/README.md)"
+    return "\n".join([*lines, "|---|" + "---|" * len(cells), f"| {title} | " + " | ".join(cells) + " |"])
+
+
+def cost_table() -> str:
+    """Time and memory of a training step over those of Opacus' quickest mode, at batch 256."""
+    lines = ["| One step, batch 256 | time / Opacus | memory / Opacus | time / plain PyTorch |", "|---|---|---|---|"]
+    names = {"model1 blocks": "Model1, blocks of 8", "lenet5": "LeNet-5", "model2": "Model2", "model3": "Model3"}
+    for entry in _read("bench", "training.json")["entries"]:
+        if entry["size"] != 256 or entry["name"] not in names:
+            continue
+        measured = {
+            each["contestant"]: each for each in entry["measured"] if not each["failure"] and any(each["seconds"])
+        }
+        opacus = min((each for name, each in measured.items() if name.startswith("opacus")), key=_seconds)
+        ours, plain = measured["spectral"], measured["plain"]
+        ratios = (_ratio(ours, opacus), ours["memory_mb"] / opacus["memory_mb"], _ratio(ours, plain))
+        shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+        lines.append(f"| [{names[entry['name']]}](results/bench/training.md) | {shown} |")
+    return "\n".join(lines)
+
+
+def paper_table() -> str:
+    """What the paper prints, and what its settings and tuned ones give under a sound mechanism."""
+    lines = ["| MNIST, ε = 2 | paper | its settings, made private | tuned | runs |", "|---|---|---|---|---|"]
+    panels = [panel["cells"] for panel in _read("best-results-cpu")["panels"]]
+    for theirs, tuned in zip(panels[0], panels[1], strict=True):
+        shown = (f"{theirs['paper_percent']:.2f}", _mean(_accuracies(theirs)), _mean(_accuracies(tuned)))
+        counts = f"{len(theirs['runs'])}, {len(tuned['runs'])}"
+        name = theirs["column"].removeprefix("MNIST, ").removesuffix(", ε = 2")
+        lines.append(f"| {name}, {theirs['row']} | {' | '.join(shown)} | {counts} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "accuracy": accuracy_table,
+    "opacus": opacus_table,
+    "cost": cost_table,
+    "paper": paper_table,
+}
+
+
+def with_tables(text: str, page: str) -> str:
+    """Returns a page with its tables as the results give them; links lead from where the page is."""
+    up = "../" * page.count("/")
+
+    def table(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{TABLES[found[2]]().replace('](results/', f']({up}results/')}\n\n{found[3]}"
+
+    return _MARKED.sub(table, text)
+
+
+def main() -> None:
+    """Writes the tables of all pages."""
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(with_tables(path.read_text(encoding="utf-8"), page), encoding="utf-8")
+
+
+def _read(name: str, file: str = "results.json") -> dict[str, Any]:
+    return json.loads((RESULTS / name / file).read_text(encoding="utf-8"))
+
+
+def _accuracies(cell: dict[str, Any]) -> dict[int, float]:
+    return {run["seed"]: run["heldout_accuracy"] for run in cell["runs"].values()}
+
+
+def _mean(accuracies: dict[int, float]) -> str:
+    values = [100 * value for value in accuracies.values()]
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}" if values else "not run"
+
+
+def _seconds(measured: dict[str, Any]) -> float:
+    return statistics.median(each for each in measured["seconds"] if each is not None)
+
+
+def _ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """The median of the ratios within a round; a slow contestant may sit rounds out."""
+    rounds = zip(ours["seconds"], theirs["seconds"], strict=False)
+    return statistics.median(a / b for a, b in rounds if a is not None and b is not None)
+
+
+if __name__ == "__main__":
+    main()
