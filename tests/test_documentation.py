@@ -50,7 +50,7 @@ def _cli_problem(arguments):
     try:  # help is printed while it is parsed
         command.make_context(name, [word for word in arguments if word != "--help"])
     except Exception as error:
-        return str(getattr(error, "message", error)) or repr(error)
+        return f"{type(error).__name__}: {getattr(error, 'message', error)}"
     return None
 
 
@@ -78,7 +78,7 @@ def test_commands_within_sentences_exist(page):
     if page.name == "CHANGELOG.md":
         return
     problems = {" ".join(words): problem_of(words) or "" for words in mentioned_commands(page.read_text())}
-    assert {line: problem for line, problem in problems.items() if problem and "Missing argument" not in problem} == {}
+    assert {line: problem for line, problem in problems.items() if problem and "MissingParameter" not in problem} == {}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_negative_control_wrong_command_lines_are_found(line):
 def test_links_and_anchors_lead_somewhere(page):
     for path, anchor in links(page.read_text()):
         target = (page.parent / path) if path else page
-        if path == "cli.md" and page.parent.name == "reference":
+        if target.resolve() == ROOT / "docs/reference/cli.md":
             continue  # made when the site is built, from the commands
         assert target.exists(), f"{page.name} links to {path}"
         if anchor:
