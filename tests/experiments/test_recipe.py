@@ -301,6 +301,15 @@ class TestRefusal:
             read_recipe(str(tmp_path / "none.toml"), "smoke")
 
 
+def test_cells_of_all_panels_come_before_those_of_one(tiny):
+    text = TINY.replace(
+        "columns = [", 'cells = [{ row = "a", column = "x", set = { epochs = 3, shift = 1 } }]\ncolumns = [', 1
+    )
+    text += 'cells = [{ row = "a", column = "x", set = { epochs = 2 } }]\n'
+    settings = tiny(text=text).panels[0].cells["a", "x"].settings
+    assert (settings.epochs, settings.shift) == (2, 1)
+
+
 class TestFiles:
     """Data sets and weights that cannot be fetched are read from where the user has them."""
 

@@ -19,9 +19,10 @@ A recipe has panels, a panel a grid of rows and columns, and every cell of a gri
     cells = [{row = "DP-SGD", column = "Model1", set = {learning_rate = 0.1}}]
     scales.smoke = {columns = ["Model1"]}      # the part of the grid to run at this scale; rows = [] leaves it all out
 
-``rows``, ``columns`` and ``paper`` may be given once for all panels, or in a panel. Anything with ``set`` may have a
-``scales.NAME.set``, too. Of several values of a setting the most particular one counts: recipe < panel < column < row
-< cell. Those of the scale, in the same order, come after all others.
+``rows``, ``columns`` and ``paper`` may be given once for all panels, or in a panel; ``cells`` in both places, and those
+of the panel count. Anything with ``set`` may have a ``scales.NAME.set``, too. Of several values of a setting the most
+particular one counts: recipe < panel < column < row < cell. Those of the scale, in the same order, come after all
+others.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class _Reader:
     """Turns the tables of a file into a recipe at one scale."""
 
     def __init__(self, path: Path, scale: str) -> None:
-        grid: dict[str, Any] = {"rows": [], "columns": [], "paper": []}
+        grid: dict[str, Any] = {"rows": [], "columns": [], "paper": [], "cells": []}
         told = {"title": str, "source": str, "notes": "", "figure": "table"}
         self._top = _Table(read_file(path), str(path), **told, **grid, set={}, scales=dict, panels=list)
         self._name, self._scale = path.stem, scale
@@ -245,10 +246,12 @@ class _Reader:
         table = _Table(values, where, title=str, origin=str, **shared, cells=[], set={}, scales={})
         rows, columns = self._axis(table, "rows"), self._axis(table, "columns")
         paper = _paper(table, rows, columns)
-        particular = {
-            (entry.choice("row", rows), entry.choice("column", columns)): layer
-            for entry, layer in self._entries(table, "cells", row=str, column=str)
-        }
+        particular: dict[tuple[str, str], _Layer] = {}
+        for source in (self._top, table):
+            for entry, layer in self._entries(source, "cells", row=str, column=str):
+                place = entry.choice("row", rows), entry.choice("column", columns)
+                own, at_its_scale = particular.get(place, ({}, {}))
+                particular[place] = {**own, **layer[0]}, {**at_its_scale, **layer[1]}
         at_scale = self._at_scale(table, rows=list(rows), columns=list(columns))
         kept_rows, kept_columns = _part(at_scale, "rows", rows), _part(at_scale, "columns", columns)
         layer = table["set"], at_scale["set"]
