@@ -27,6 +27,7 @@ test-slow: $(VENV)/installed-dev  ## run the tests that train and audit at lengt
 
 test-integrations: $(VENV)/installed-integrations  ## run the tests with transformers, peft and Lightning
 	$(BIN)/python -m pytest tests/integrations tests/test_examples.py
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_tutorials.py
 
 coverage: $(VENV)/installed-dev  ## run the tests and print which lines and branches they leave out
 	$(BIN)/coverage run -m pytest

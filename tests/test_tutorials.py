@@ -10,6 +10,7 @@ from tests.support.pages import ROOT
 
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 NEEDS = {"language_model": "transformers"}
+LONGER = {"several_processes"}  # starts processes of its own; `make test-integrations` runs it, too
 
 
 def test_there_is_a_page_for_each_script_and_each_is_in_the_navigation():
@@ -31,7 +32,7 @@ def test_a_page_says_what_its_script_says(name):
 
 
 @pytest.mark.filterwarnings("ignore")  # of packages of others; what a tutorial warns of, it shows
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONGER)) for name in NAMES])
 def test_a_script_runs(name, tmp_path):
     if (package := NEEDS.get(name)) and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
