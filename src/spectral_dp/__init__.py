@@ -14,11 +14,12 @@ The rooms, from the ground up; imports point from later rooms to earlier ones on
 - ``data``, ``pretrained``, ``features``, ``models``, ``experiments``, ``cli``: the application on top, which needs the
   extra ``spectral-dp[cli]``.
 
-The public names, and the rooms of the library as attributes, are imported when they are first used, so that
+The public names, and the rooms as attributes, are imported when they are first used, so that
 ``spectral-dp --help`` does not wait for torch.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from spectral_dp._version import __version__ as __version__
@@ -94,18 +95,6 @@ _HOMES = {
     "training.rehearsal": ["RehearsalError"],
     "training.sampling": ["PoissonLoader"],
 }
-_ROOMS = {
-    "accounting",
-    "audit",
-    "gradients",
-    "layers",
-    "mechanism",
-    "priors",
-    "relations",
-    "training",
-    "utils",
-    "validators",
-}
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would take every name that it cannot read in this list for a private one
@@ -117,7 +106,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value  # the next look-up does not come here
         return value
-    if name in _ROOMS:
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:  # a room
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.normalization import NormalisationRule
 from spectral_dp.gradients.rules.registry import register_rule_by_name
 from spectral_dp.gradients.rules.rerun import is_plain_norm, output_with
-from spectral_dp.gradients.rules.rule import Rule
 
 
-class ChannelNormRule(Rule[nn.Module]):
+class ChannelNormRule(NormalisationRule):
     """Rule of these norms; coefficients have the parameters' shapes, unfiltered.
 
     Args:
@@ -30,20 +30,14 @@ class ChannelNormRule(Rule[nn.Module]):
     """
 
     def __init__(self, module: nn.Module, config: LayerConfig, dim: int) -> None:
-        super().__init__(module, config)
+        super().__init__(module, config)  # type: ignore[arg-type]
         self._dim = dim
 
-    def needs_input(self) -> bool:
-        return self.trains("weight")
+    def _normalised(self, x: Tensor) -> Tensor:
+        return _normalised(self.module, x, self._dim).movedim(-1, self._dim)
 
-    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        dA = dA.to(self.dtype).movedim(self._dim, -1)
-        out = {}
-        if self.trains("weight"):
-            out["weight"] = dA * _normalised(self.module, x.to(self.dtype), self._dim)
-        if self.trains("bias"):
-            out["bias"] = dA
-        return {name: z.flatten(1, -2).sum(1) for name, z in out.items()}
+    def _over_positions(self, t: Tensor) -> Tensor:
+        return t.movedim(self._dim, -1).flatten(1, -2).sum(1)
 
 
 @register_rule_by_name(r".*LayerNorm2d|.*\b(ConvNext|Sam)\w*LayerNorm", parameters=["weight", "bias"])

@@ -16,29 +16,29 @@ from torch.nn import functional as F
 
 from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
+from spectral_dp.gradients.rules.normalization import NormalisationRule
 from spectral_dp.gradients.rules.registry import register_rule_by_name
 from spectral_dp.gradients.rules.rerun import is_plain_norm, output_with
-from spectral_dp.gradients.rules.rule import Rule
 
 
-class ScaledNormRule(Rule[nn.Module]):
+class ScaledNormRule(NormalisationRule):
     """Rule of these norms; coefficients have the weight's shape, unfiltered."""
 
     @property
     def adds_up_positions(self) -> bool:
         return True
 
-    def form(self, x: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        if not self.trains("weight"):
-            return {}
-        z = dA.to(self.dtype) * _normalised(self.module, x.to(self.dtype))
-        return {"weight": z.flatten(1, -2).sum(1) if z.ndim > 2 else z}
+    def _normalised(self, x: Tensor) -> Tensor:
+        return _normalised(self.module, x)
+
+    def _over_positions(self, t: Tensor) -> Tensor:
+        return t.flatten(1, -2).sum(1) if t.ndim > 2 else t
 
 
 @register_rule_by_name(r".*RMSNorm|.*\bT5LayerNorm", parameters=["weight"])
 def scaled_norm_rule(module: nn.Module, config: LayerConfig) -> ScaledNormRule | FallbackRule:
     """The rule of a norm that computes what its name says; the fallback for any other."""
-    return (ScaledNormRule if _is_one(module) else FallbackRule)(module, config)
+    return (ScaledNormRule if _is_one(module) else FallbackRule)(module, config)  # type: ignore[arg-type]
 
 
 def _eps(module: nn.Module) -> float | None:
