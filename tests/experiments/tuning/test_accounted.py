@@ -185,6 +185,19 @@ def test_a_trial_that_spent_more_than_planned_releases_nothing(tmp_path, given, 
     assert not (tmp_path / "search" / "released").exists()
 
 
+def test_a_trial_that_is_not_private_by_its_own_word_releases_nothing(tmp_path, planned, runner, three_trials):
+    """Catches what the ledger does not know of: features that were made from the records, noise from a seed."""
+
+    def tampering(runs, root, **options):
+        runner(runs, root, **options)
+        path = root / "trial-001" / "privacy.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"private": False}))
+
+    with pytest.raises(SearchError, match="says that it is not private"):
+        run_search(planned, tmp_path / "search", run=tampering)
+    assert not (tmp_path / "search" / "released").exists()
+
+
 def test_one_process_at_a_time(tmp_path, planned, three_trials):
     def nested(runs, root, *, jobs, show, failed):
         run_search(planned, tmp_path / "search", run=nested)

@@ -70,6 +70,12 @@ def test_what_is_not_covered_is_refused(given, others, message):
         plan(given | others)
 
 
+def test_features_that_were_made_from_the_records_are_refused(given, monkeypatch):
+    monkeypatch.setattr("spectral_dp.experiments.tuning.plan.features_are_public", lambda settings: False)
+    with pytest.raises(SettingsError, match="made from the records are not covered"):
+        plan(given | {"model": "linear", "features": "scattering"})
+
+
 @pytest.mark.parametrize("noise", [0.0, -1.0, math.nan])
 def test_a_score_without_noise_is_refused(given, noise):
     with pytest.raises(SettingsError, match="the score of a trial needs noise"):

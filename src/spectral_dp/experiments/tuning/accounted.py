@@ -125,6 +125,10 @@ class _Trials:
         spent = Ledger.from_state_dict(checkpoint.load(run.checkpoint)["ledger"])
         if spent.relation is not Relation.ADD_OR_REMOVE_ONE or not self._search.selection.covers(spent.phases):
             raise SearchError(f"{run.path} spent more than the search accounts for, so nothing can be released")
+        if self._search.protects and not run.read(run.privacy)["private"]:
+            raise SearchError(
+                f"{run.path} says that it is not private, so nothing can be released: see privacy.md there"
+            )
         correct = round(run.summary()["heldout_accuracy"] * self._search.held_out)
         score = noisy_accuracy(correct, self._search.held_out, self._search.score_noise)
         write_json(self._outcome(name), {"score": score})

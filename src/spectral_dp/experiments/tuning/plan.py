@@ -13,6 +13,7 @@ from typing import Any
 from spectral_dp.accounting import Phase, Selection, TrialsLaw, calibrate_noise
 from spectral_dp.accounting.selection import calibrate_selection
 from spectral_dp.experiments.feature_data import statistics_phases
+from spectral_dp.experiments.feature_stages import features_are_public
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
 from spectral_dp.experiments.trainer import load_data
 from spectral_dp.experiments.tuning.space import SearchSpace
@@ -47,6 +48,11 @@ class AccountedSearch:
     def epsilon(self) -> float:
         """What the release of the best trial spends."""
         return self.selection.epsilon(self.delta)
+
+    @property
+    def protects(self) -> bool:
+        """Whether delta is small enough to protect anybody."""
+        return self.delta * (self.training + self.held_out) < 1
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, by which a search is recognised when it goes on."""
@@ -129,6 +135,8 @@ def _refuse(settings: ResolvedSettings) -> None:
         raise SettingsError("noise from a seed protects nobody: leave reproducible out, or search without accounting")
     if settings.unsafe_diagnostics:
         raise SettingsError("unsafe_diagnostics records raw figures of the records: leave it out of a search")
+    if not features_are_public(settings):
+        raise SettingsError("features or axes that were made from the records are not covered: use generated images")
     if settings.relation is not Relation.ADD_OR_REMOVE_ONE:
         raise SettingsError("a selection is accounted for under add_or_remove_one only")
     if not settings.validation_size:

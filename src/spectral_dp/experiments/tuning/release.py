@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spectral_dp.experiments.feature_stages import feature_facts
+from spectral_dp.experiments.fine_tuning import fine_tuning_facts
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.experiments.statement import as_markdown, provenance
@@ -60,13 +62,13 @@ def publish(plan: AccountedSearch, winner: Winner | None, released: Path) -> dic
 
 def selection_statement(plan: AccountedSearch, winner: Winner | None) -> dict[str, Any]:
     """Returns the privacy statement of a search as plain values. Epsilon can be computed again from ``selection``."""
-    protects = plan.delta * (plan.training + plan.held_out) < 1
     weak = f"delta {plan.delta:g} is not below one over the number of records: it protects nobody"
     found: dict[str, Any] = {"winner": None, "noisy_score": None}
     if winner is not None:
         found = {"winner": "in config.json and weights.safetensors", "noisy_score": winner.score}
+        found |= feature_facts(winner.settings) | fine_tuning_facts(winner.settings)
     return {
-        "private": protects,
+        "private": plan.protects,
         "mechanism": "private selection (Papernot & Steinke 2022): the best of a random number of private runs",
         "epsilon": plan.epsilon,
         "delta": plan.delta,
@@ -83,7 +85,7 @@ def selection_statement(plan: AccountedSearch, winner: Winner | None) -> dict[st
         "assumptions": list(ASSUMPTIONS),
         "covers": COVERS,
         "not_covered": list(NOT_COVERED),
-        "warnings": [] if protects else [weak],
+        "warnings": [] if plan.protects else [weak],
         "selection": plan.selection.to_dict(),
         "made_by": provenance(),
     }

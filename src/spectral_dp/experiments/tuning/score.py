@@ -8,6 +8,8 @@ from spectral_dp.mechanism.clipping import Clipped
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
 from spectral_dp.mechanism.perturbation import add_noise
 
+_GRID = 1024
+
 
 def noisy_accuracy(correct: int, held_out: int, noise_multiplier: float, noise: NoiseSource | None = None) -> float:
     """Returns the share of held-out records that a model gets right, with Gaussian noise on their number.
@@ -27,7 +29,9 @@ def noisy_accuracy(correct: int, held_out: int, noise_multiplier: float, noise: 
         noise: The source of the noise; by default that of the operating system.
 
     Returns:
-        The noisy accuracy. It may be below 0 or above 1.
+        The noisy accuracy. It may be below 0 or above 1. The noisy number is rounded to 1/1024 of a record, so that its
+        last bits do not tell which number was noised (see ``mechanism/noise.py``).
     """
     number = Clipped(torch.tensor([correct], dtype=torch.float64), max_norm=1.0)
-    return add_noise(number, noise_multiplier, noise or SecureNoise()).item() / held_out
+    noisy = add_noise(number, noise_multiplier, noise or SecureNoise()).item()
+    return round(noisy * _GRID) / _GRID / held_out
