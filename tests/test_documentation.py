@@ -174,6 +174,22 @@ def test_what_comes_from_another_host_is_found(text, loads):
 
 
 @needs_mkdocs
+def test_docstrings_become_markdown(tmp_path):
+    import griffe
+    from website.docstrings import DocstringsAsMarkdown
+
+    table = "===  ======\n    bad  result\n    ===  ======\n    NaN  zero\n    ===  ======"
+    text = f"See :func:`other` and :class:`~a.b.C`.\n\n    >>> 1 + 1\n    2\n\n    {table}\n    "
+    (tmp_path / "room.py").write_text(f'def other():\n    """It."""\n\n\ndef one():\n    """{text}"""\n')
+    extensions = griffe.load_extensions(DocstringsAsMarkdown)
+    text = griffe.load("room", search_paths=[tmp_path], extensions=extensions)["one"].docstring.value
+    assert '<autoref identifier="room.other" optional><code>other</code></autoref>' in text
+    assert "`C`" in text
+    assert "```pycon\n>>> 1 + 1\n2\n```" in text
+    assert "| bad | result |\n|---|---|\n| NaN | zero |" in text
+
+
+@needs_mkdocs
 def test_the_reference_of_the_command_line_has_every_command_and_flag():
     from website.command_line import command_line_page
     from website.command_line import commands as all_commands

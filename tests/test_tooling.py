@@ -48,7 +48,7 @@ def test_what_is_installed_is_pinned():
     """Catches a dependency whose newest version decides whether the README's commands work."""
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     extras = PROJECT["optional-dependencies"]
-    needed = [*PROJECT["dependencies"], *extras["cli"], *extras["baseline"], *extras["dev"]]
+    needed = [*PROJECT["dependencies"], *extras["cli"], *extras["baseline"], *extras["docs"], *extras["dev"]]
     names = {re.match(r"[\w-]+", each).group().replace("-", "_").lower() for each in needed} - {"spectral_dp"}
     assert names <= {name.replace("-", "_").lower() for name in pinned}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from griffe import Extension, NameResolutionError, Object
+from griffe import Extension, Module, NameResolutionError, Object
 
 _ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc|obj):`(~?)([^`]+)`")
 _DOCTEST = re.compile(r"^( *)>>> .*(?:\n *\S.*)*", re.MULTILINE)  # up to the next empty line
@@ -13,7 +13,16 @@ _TABLE = re.compile(r"^(=+  =+)\n(.+)\n\1\n((?:.+\n)+?)\1$", re.MULTILINE)  # tw
 
 
 class DocstringsAsMarkdown(Extension):
-    """Rewrites every docstring when it is read."""
+    """Rewrites every docstring when it is read, and shows what a room re-exports only where it is defined."""
+
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        """Forgets the lists of public names of the package and its folders: their modules are on the same page."""
+        modules = [pkg]
+        while modules:
+            module = modules.pop()
+            modules += [each for each in module.modules.values() if isinstance(each, Module)]
+            if module.is_init_module:
+                module.exports = None
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Rewrites the docstring of one object."""
