@@ -71,3 +71,25 @@ def test_too_small_images_are_refused_with_the_size_needed():
 def test_vectors_are_refused_with_the_model_to_take(name):
     with pytest.raises(ValueError, match=rf"{name} reads images or maps .* take the model linear"):
         models.build(name, input_shape=(2000,), classes=10)
+
+
+@pytest.mark.parametrize(("name", "count"), [("model2", 4), ("model3", 6)])
+def test_group_normalisation_before_or_after_the_activations(name, count):
+    torch.manual_seed(0)
+    plain = models.build(name, input_shape=CIFAR, classes=10)
+    x = torch.randn(3, *CIFAR)
+    outputs = []
+    for place in ("before", "after"):
+        torch.manual_seed(0)
+        model = models.build(name, input_shape=CIFAR, classes=10, group_norm=place)
+        norms = [layer for layer in model.modules() if isinstance(layer, nn.GroupNorm)]
+        assert len(norms) == count
+        assert parameters(model) == parameters(plain) + sum(2 * norm.num_channels for norm in norms)
+        assert model.conv1.weight.equal(plain.conv1.weight)
+        assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)  # no sample depends on another
+        outputs.append(model(x))
+    assert not torch.allclose(outputs[0], outputs[1])
+    with pytest.raises(ValueError, match="group_norm must be one of before, after"):
+        models.build(name, input_shape=CIFAR, classes=10, group_norm="around")
+    with pytest.raises(ValueError, match="lenet5 takes no group_norm"):
+        models.build("lenet5", input_shape=MNIST, classes=10, group_norm="after")

@@ -150,6 +150,9 @@ class _Options:
     lora_rank: int = _model(8, "Rank of the additions, with --tune lora.")
     text_length: int = _model(256, "Word pieces that a pretrained model reads of a text.")
     activation: Literal["tanh", "relu"] | None = _model(None, "Activation function; tanh where the model has a choice.")
+    group_norm: Literal["before", "after"] | None = _model(
+        None, "Group normalisation before or after each activation of a convolution, in model2 and model3."
+    )
     block_size: int | None = _model(
         None, "Block size of block-circulant dense layers; 0 for dense ones (default: the model's)."
     )

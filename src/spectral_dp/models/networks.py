@@ -12,6 +12,8 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 Activation = Literal["tanh", "relu"]
+#: Group normalisation before or after each activation of a convolution.
+GroupNormPlace = Literal["before", "after"]
 Shape = tuple[int, int, int]
 
 
@@ -32,6 +34,22 @@ class _Network(nn.Module):
             )
         self.activation = activation_layer(activation)
         self.pool = nn.MaxPool2d(2)
+
+    def _normalise(self, group_norm: GroupNormPlace | None, *channels: int) -> None:
+        """Makes the group normalisations of convolutions with so many channels, or none."""
+        if group_norm not in (None, *get_args(GroupNormPlace)):
+            raise ValueError(
+                f"group_norm must be one of {', '.join(get_args(GroupNormPlace))} or None, got {group_norm!r}"
+            )
+        self.group_norm = group_norm
+        self.norms = nn.ModuleList([nn.GroupNorm(8, each) for each in channels] if group_norm else [])
+
+    def _activated(self, x: Tensor, number: int) -> Tensor:
+        """Returns the activation of the output of a convolution, normalised before, after, or not at all."""
+        if self.group_norm == "before":
+            return self.activation(self.norms[number](x))
+        x = self.activation(x)
+        return self.norms[number](x) if self.group_norm == "after" else x
 
 
 class Model1(_Network):
@@ -83,8 +101,15 @@ class Model2(_Network):
     It has no dense layer, so its block-circulant form is the network itself.
     """
 
-    def __init__(self, input_shape: Shape, classes: int, activation: Activation = "tanh") -> None:
+    def __init__(
+        self,
+        input_shape: Shape,
+        classes: int,
+        activation: Activation = "tanh",
+        group_norm: GroupNormPlace | None = None,
+    ) -> None:
         super().__init__(input_shape, activation, smallest=16)
+        self._normalise(group_norm, 32, 64, 64, 64)
         channels, _, _ = input_shape
         self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
         self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
@@ -94,16 +119,23 @@ class Model2(_Network):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, C, H, W) -> (B, classes)``."""
-        for conv in (self.conv1, self.conv2, self.conv3, self.conv4):
-            x = self.pool(self.activation(conv(x)))
+        for number, conv in enumerate((self.conv1, self.conv2, self.conv3, self.conv4)):
+            x = self.pool(self._activated(conv(x), number))
         return self.conv5(x).mean((2, 3))
 
 
 class Model3(_Network):
     """Three pairs of 3 x 3 convolutions (32, 64, 128) with max-pooling after each, then dense layers 120, classes."""
 
-    def __init__(self, input_shape: Shape, classes: int, activation: Activation = "tanh") -> None:
+    def __init__(
+        self,
+        input_shape: Shape,
+        classes: int,
+        activation: Activation = "tanh",
+        group_norm: GroupNormPlace | None = None,
+    ) -> None:
         super().__init__(input_shape, activation, smallest=8)
+        self._normalise(group_norm, 32, 32, 64, 64, 128, 128)
         channels, height, width = input_shape
         map_shape = (128, height // 8, width // 8)
         self.input_layouts = {"fc1": map_shape}
@@ -119,8 +151,9 @@ class Model3(_Network):
     def forward(self, x: Tensor) -> Tensor:
         """``(B, C, H, W) -> (B, classes)``."""
         pairs = ((self.conv1, self.conv2), (self.conv3, self.conv4), (self.conv5, self.conv6))
-        for first, second in pairs:
-            x = self.pool(self.activation(second(self.activation(first(x)))))
+        for number, (first, second) in enumerate(pairs):
+            x = self._activated(first(x), 2 * number)
+            x = self.pool(self._activated(second(x), 2 * number + 1))
         return self.fc2(self.activation(self.fc1(x.flatten(1))))
 
 

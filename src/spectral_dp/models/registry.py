@@ -13,7 +13,7 @@ from torch import nn
 
 from spectral_dp.import_paths import imported_factory
 from spectral_dp.layers import BlockCirculantLinear, convert_linear
-from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
+from spectral_dp.models.networks import Activation, GroupNormPlace, LeNet5, Model1, Model2, Model3
 from spectral_dp.models.scattering import ScatterCNN, ScatterLinear
 from spectral_dp.models.transfer import Transfer1, TransferHead
 from spectral_dp.pretrained import ARCHITECTURES, Architecture, find_architecture
@@ -85,6 +85,7 @@ def build(
     input_shape: tuple[int, ...],
     classes: int,
     activation: Activation | None = None,
+    group_norm: GroupNormPlace | None = None,
     block_size: int | None = None,
     last_block_size: int | None = None,
     dense_layers: Collection[str] = (),
@@ -96,6 +97,7 @@ def build(
         input_shape: The shape ``(C, H, W)`` of an image, or of the features that the network reads.
         classes: The number of classes, which is the number of outputs.
         activation: The activation function of the paper's networks. A factory of your own gets it if it takes one.
+        group_norm: Where Model2 and Model3 normalise groups of channels. If None, they do not.
         block_size: The block size of the block-circulant form. If None, the network stays dense.
         last_block_size: The block size of the last dense layer, if it is to differ. The paper uses 10.
         dense_layers: The names of layers to leave dense in the block-circulant form.
@@ -106,11 +108,12 @@ def build(
     """
     factory = entry(name).factory
     options: dict[str, Any] = {"input_shape": input_shape, "classes": classes}
-    if activation is not None:
+    asked = {"activation": activation, "group_norm": group_norm}
+    for option, value in ((option, value) for option, value in asked.items() if value is not None):
         taken = inspect.signature(factory).parameters
-        if "activation" not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
-            raise ValueError(f"{name} takes no activation: leave it out, or give its factory a parameter of that name")
-        options["activation"] = activation
+        if option not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+            raise ValueError(f"{name} takes no {option}: leave it out, or give its factory a parameter of that name")
+        options[option] = value
     model = factory(**options)
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
