@@ -1,5 +1,6 @@
 """The accounted search: decided once, every trial counts, and nothing but the winner is published."""
 
+import fcntl
 import json
 import math
 import re
@@ -122,6 +123,31 @@ def test_a_trial_that_fails_counts_and_is_not_run_again(tmp_path, planned, runne
     run_search(planned, out, run=runner)
     assert runner.started == ["trial-000", "trial-001", "trial-002"]
     assert outcomes(out)[1] is None
+
+
+def test_a_trial_that_an_earlier_search_left_running_has_not_failed(tmp_path, planned, runner, three_trials):
+    """A search that is killed leaves its trials running. Catches counting them as failed, because they are locked."""
+    out = tmp_path / "search"
+    runner.stop_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        run_search(planned, out, run=runner)
+    runner.stop_after = None
+    lock = out / "private" / "trials" / "trial-001" / ".lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(SearchError, match="still runs"):
+            run_search(planned, out, run=runner)
+        lock.rename(tmp_path / "aside")  # it was not yet locked when the search looked, but is when the trial begins
+
+        def late(runs, root, *, failed, **_):
+            (tmp_path / "aside").rename(lock)
+            failed("trial-001", 2)
+
+        with pytest.raises(SearchError, match="was interrupted"):
+            run_search(planned, out, run=late)
+    run_search(planned, out, run=runner)
+    assert None not in outcomes(out)
 
 
 @pytest.mark.parametrize("code", [-9, 130, 143])

@@ -92,6 +92,8 @@ class _Trials:
         """Runs what is not finished, and publishes the winner."""
         pending = {name: settings for name, settings in self.settings.items() if not self._outcome(name).exists()}
         self._require_begun_runs(pending)
+        if any(self._is_running(name) for name in pending):
+            raise SearchError("a trial of this search still runs, although its search was killed: wait for its end")
 
         def watch(progress: RunsProgress) -> None:
             for name in progress.running:
@@ -134,7 +136,8 @@ class _Trials:
         write_json(self._outcome(name), {"score": score})
 
     def _note_failure(self, name: str, code: int) -> None:
-        if code > 0 and code not in _INTERRUPTED:  # one that was killed goes on where it was
+        # One that was killed goes on where it was; one that another process is running has not failed.
+        if code > 0 and code not in _INTERRUPTED and not self._is_running(name):
             write_json(self._outcome(name), {"score": None, "exit_code": code})
 
     def _require_begun_runs(self, pending: Mapping[str, Any]) -> None:
@@ -143,6 +146,18 @@ class _Trials:
                 f"{', '.join(gone)} was begun, and is gone: it would be run again, with other luck. Put it back, or "
                 "begin a new search in another directory, which costs its epsilon in addition"
             )
+
+    def _is_running(self, name: str) -> bool:
+        """Returns whether a process holds the lock of a trial's run directory."""
+        lock = self._run(name).path / ".lock"
+        if not lock.exists():
+            return False
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def _run(self, name: str) -> RunDirectory:
         return RunDirectory(self._runs / name)
