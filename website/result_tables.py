@@ -40,15 +40,6 @@ def accuracy_table() -> str:
     return "\n".join(lines)
 
 
-def opacus_table() -> str:
-    """Accuracy of Opacus beside ours, on the data of the demonstration."""
-    found = _read("opacus-digits", "comparison.json")
-    lines = ["| Test accuracy %, digits, ε = 3 | " + " | ".join(row["label"] for row in found["rows"]) + " |"]
-    cells = [f"{100 * row['mean']:.2f} ± {100 * row['deviation']:.2f}" for row in found["rows"]]
-    title = f"[Model1, {len(found['seeds'])} seeds](results/opacus-digits/README.md)"
-    return "\n".join([*lines, "|---|" + "---|" * len(cells), f"| {title} | " + " | ".join(cells) + " |"])
-
-
 def cost_table() -> str:
     """Time and memory of a training step over those of Opacus' quickest mode, at batch 256."""
     lines = ["| One step, batch 256 | time / Opacus | memory / Opacus | time / plain PyTorch |", "|---|---|---|---|"]
@@ -81,7 +72,6 @@ def paper_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_table,
-    "opacus": opacus_table,
     "cost": cost_table,
     "paper": paper_table,
 }

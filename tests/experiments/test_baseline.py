@@ -21,15 +21,15 @@ def test_the_difference_is_paired_over_seeds(tmp_path):
     ours = [run("spectral", accuracy, conv_ratio=0.5, seed=seed) for seed, accuracy in enumerate((0.90, 0.92, 0.94))]
     theirs = [run("dpsgd", accuracy, seed=seed) for seed, accuracy in enumerate((0.88, 0.90, 0.91, 0.10))]
     spectral, dpsgd = found = groups(tmp_path, *ours, *theirs)
-    assert "; ours +2.33 [" in beside_dpsgd(spectral, found)  # the fourth seed of DP-SGD has no partner
+    assert "; difference +2.33 [" in beside_dpsgd(spectral, found)  # the fourth seed of DP-SGD has no partner
     assert beside_dpsgd(dpsgd, found) == ""
 
 
 def test_ours_comes_before_that_of_opacus(tmp_path):
     found = groups(tmp_path, run("opacus", 0.7), run("dpsgd", 0.8), run("spectral", 0.9))
-    assert beside_dpsgd(found[2], found) == "80.00 %; ours +10.00"
-    assert beside_dpsgd(found[0], found) == "80.00 %; ours -10.00"
-    assert beside_dpsgd(found[2], [found[0], found[2]]) == "70.00 %; ours +20.00"
+    assert beside_dpsgd(found[2], found) == "80.00 %; difference +10.00"
+    assert beside_dpsgd(found[0], found) == "80.00 %; difference -10.00"
+    assert beside_dpsgd(found[2], [found[0], found[2]]) == "70.00 %; difference +20.00"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def beside_dpsgd(group: Group, groups: Sequence[Group]) -> str:
     difference = ""
     if seeds:
         paired = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
-        difference = f"; ours {paired}"
+        difference = f"; difference {paired}"
     return f"{found[0].accuracy_text()} %{difference}"
 
 
