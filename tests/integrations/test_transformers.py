@@ -291,6 +291,15 @@ def test_nothing_of_the_raw_data_is_logged(tmp_path):
     assert state["total_flos"] == 0
 
 
+def test_checkpoints_do_not_tell_how_far_dropout_has_wound_the_generator_on(tmp_path):
+    """The seed is public and a mask is drawn for every record: the generator's state counts the records drawn."""
+    saves = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    trainer(tmp_path / "private", **saves).train()
+    transformers.Trainer(Classifier(), arguments(tmp_path / "plain", **saves), train_dataset=records()).train()
+    assert not list((tmp_path / "private").rglob("rng_state*"))
+    assert list((tmp_path / "plain").rglob("rng_state*"))  # negative control: it is the name of the file
+
+
 def test_the_loss_is_logged_when_asked_for_and_named_for_what_it_is(tmp_path):
     run = trainer(tmp_path, privacy={"unsafe_diagnostics": True}, max_steps=4)
     result = run.train()

@@ -55,6 +55,7 @@ _OVERRIDDEN = (
     "_save_optimizer_and_scheduler",
     "_load_optimizer_and_scheduler",
     "_load_from_checkpoint",
+    "_save_rng_state",
     "create_accelerator_and_postprocess",
     "_prepare_for_training",
 )
@@ -303,6 +304,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             module=_Trained(self.model),
             checkpoint_dict={"global_step": self.state.global_step},
         )
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Saves nothing: how far dropout has wound the generator on tells how many records were drawn."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
