@@ -170,7 +170,8 @@ def test_the_worst_curve_counts_at_every_order():
 
 
 def test_no_noise_is_an_infinite_cost():
-    assert Selection(TrialsLaw(10), ((Phase(0.0, 0.1, 5),),)).epsilon(DELTA) == math.inf
+    for rate in (0.1, 1.0):
+        assert Selection(TrialsLaw(10), ((Phase(0.0, rate, 5),),)).epsilon(DELTA) == math.inf
 
 
 def test_a_selection_survives_json():

@@ -114,10 +114,10 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
 
 def renyi_curve(phases: Iterable[Phase]) -> NDArray[np.float64]:
     """Returns the Rényi divergence of the phases together at each of ``ORDERS``, for add-or-remove-one neighbours."""
-    phases, _ = gathered(phases)
+    phases = list(phases)
     if any(phase.noise_multiplier < _NO_NOISE for phase in phases):
         return np.full(len(ORDERS), np.inf)
-    return _renyi_sum(phases)
+    return _renyi_sum(gathered(phases)[0])
 
 
 def _renyi_sum(phases: Iterable[Phase]) -> NDArray[np.float64]:

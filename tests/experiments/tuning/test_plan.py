@@ -11,6 +11,9 @@ LAW = TrialsLaw(5, 0.0)
 BATCHES = SearchSpace(tuple(parse_dimensions(["batch_size=20,50,100"])))
 RATES = SearchSpace(tuple(parse_dimensions(["learning_rate=0.1..1"])))
 
+CONTROL = "spectral_dp.experiments.training_images:digits"  # statistics of the private records
+PATCHES = {"model": "linear", "features": "patches"}
+
 
 def plan(given, space=RATES, law=LAW, candidates=8, score_noise=10.0):
     return plan_search(given, space, law, candidates=candidates, score_noise=score_noise)
@@ -60,6 +63,9 @@ def test_one_step_that_takes_all_records_is_planned_as_it_is_run(given):
         ({"relation": "replace_one", "accountant": "pld"}, "add_or_remove_one only"),
         ({"method": "nonprivate"}, "method spectral or dpsgd"),
         ({"method": "opacus"}, "method spectral or dpsgd"),
+        (PATCHES | {"feature_options": {"prior": CONTROL}}, "no accountant has seen"),
+        (PATCHES | {"feature_rank": 5, "feature_prior": CONTROL}, "no accountant has seen"),
+        ({"batch_size": 200, "noise_multiplier": 0.0}, "infinite: add noise"),
         ({"batch_size": 500}, "exceeds the 200 training records"),
         ({"noise_multiplier": 0.0}, "infinite: add noise"),
         ({"epsilon": 0.01}, "add noise to the score"),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,24 @@ def test_a_delta_that_protects_nobody_is_said(given):
     statement = selection_statement(search, None)
     assert statement["private"] is False
     assert "protects nobody" in statement["warnings"][0]
+
+
+def test_what_is_published_tells_no_time(tmp_path, planned):
+    """Catches times of files that, with that of the plan, tell how long the search took: about how many trials."""
+    (tmp_path / "run").mkdir()
+    run = RunDirectory(tmp_path / "run")
+    run.weights.write_bytes(b"weights")
+    publish(planned, Winner(planned.candidates[0], 0.5, run), tmp_path / "released")
+    times = {path.stat().st_mtime for path in (tmp_path / "released", *(tmp_path / "released").iterdir())}
+    assert times == {315_619_200}
+
+
+def test_the_statement_says_what_is_assumed_of_every_candidate(planned):
+    """Catches a statement that leaves out where the features came from, of the winner or of those that lost."""
+    read = replace(planned.candidates[1], features="patches", feature_options={"prior": "dead-leaves"})
+    statement = selection_statement(replace(planned, candidates=(planned.candidates[0], read)), None)
+    assert any("generated images" in assumption for assumption in statement["assumptions"])
+    assert not any("images" in assumption for assumption in selection_statement(planned, None)["assumptions"])
 
 
 def test_what_was_published_stays(tmp_path, planned):

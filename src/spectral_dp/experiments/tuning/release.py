@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ ASSUMPTIONS = (
     "held-out records are protected as training records are; a record is one or the other, by its place alone",
     "whether a trial fails or is interrupted does not depend on the records; a failed trial counts as the worst",
 )
+_NO_TIME = 315_619_200  # a day in 1980, the earliest that all archives can keep
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Winner:
 def publish(plan: AccountedSearch, winner: Winner | None, released: Path) -> dict[str, Any]:
     """Writes the winner's settings and weights and the statement to a directory, whole; returns the statement.
 
-    If the directory is there already, it stays as it is.
+    If the directory is there already, it stays as it is. Its files tell no time: with that of ``search.json`` they would
+    tell how long the search took, and so about how many trials there were.
     """
     statement = selection_statement(plan, winner)
     if released.exists():
@@ -56,6 +59,8 @@ def publish(plan: AccountedSearch, winner: Winner | None, released: Path) -> dic
         write_json(content / "privacy.json", statement)
         told = {name: value for name, value in statement.items() if name != "selection"}
         write_text(content / "privacy.md", as_markdown(told))
+        for path in (*content.iterdir(), content):
+            os.utime(path, (_NO_TIME, _NO_TIME))
         content.rename(released)
     return statement
 
@@ -63,6 +68,8 @@ def publish(plan: AccountedSearch, winner: Winner | None, released: Path) -> dic
 def selection_statement(plan: AccountedSearch, winner: Winner | None) -> dict[str, Any]:
     """Returns the privacy statement of a search as plain values. Epsilon can be computed again from ``selection``."""
     weak = f"delta {plan.delta:g} is not below one over the number of records: it protects nobody"
+    facts = [feature_facts(settings) | fine_tuning_facts(settings) for settings in plan.candidates]
+    public = dict.fromkeys(f"{name}: {fact}" for each in facts for name, fact in each.items())
     found: dict[str, Any] = {"winner": None, "noisy_score": None}
     if winner is not None:
         found = {"winner": "in config.json and weights.safetensors", "noisy_score": winner.score}
@@ -82,7 +89,7 @@ def selection_statement(plan: AccountedSearch, winner: Winner | None) -> dict[st
         "epsilon_of_one_run": plan.selection.trial_epsilon(plan.delta),
         "epsilon_of_one_run_is": "what a single run would spend, had its settings been fixed in advance; it is NOT "
         "what this release spends",
-        "assumptions": list(ASSUMPTIONS),
+        "assumptions": [*ASSUMPTIONS, *public],  # of all candidates: those that lost took part in the choice
         "covers": COVERS,
         "not_covered": list(NOT_COVERED),
         "warnings": [] if plan.protects else [weak],
