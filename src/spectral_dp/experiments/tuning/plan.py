@@ -139,10 +139,5 @@ def _refuse(settings: ResolvedSettings) -> None:
         raise SettingsError("features or axes that were made from the records are not covered: use generated images")
     if settings.relation is not Relation.ADD_OR_REMOVE_ONE:
         raise SettingsError("a selection is accounted for under add_or_remove_one only")
-    if not features_are_public(settings):
-        raise SettingsError(
-            "the features are made with statistics of the private records that no accountant has seen: use generated "
-            "images (feature_prior dead-leaves, for example), or search without accounting"
-        )
     if not settings.validation_size:
         raise SettingsError("trials are scored on held-out records: give validation_size, such as a tenth of them")

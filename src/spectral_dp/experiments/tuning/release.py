@@ -44,8 +44,8 @@ class Winner:
 def publish(plan: AccountedSearch, winner: Winner | None, released: Path) -> dict[str, Any]:
     """Writes the winner's settings and weights and the statement to a directory, whole; returns the statement.
 
-    If the directory is there already, it stays as it is. Its files tell no time: with that of ``search.json`` they would
-    tell how long the search took, and so about how many trials there were.
+    If the directory is there already, it stays as it is. Its files tell no time: beside that of ``search.json`` it
+    would tell how long the search took, and so about how many trials there were.
     """
     statement = selection_statement(plan, winner)
     if released.exists():
@@ -73,7 +73,6 @@ def selection_statement(plan: AccountedSearch, winner: Winner | None) -> dict[st
     found: dict[str, Any] = {"winner": None, "noisy_score": None}
     if winner is not None:
         found = {"winner": "in config.json and weights.safetensors", "noisy_score": winner.score}
-        found |= feature_facts(winner.settings) | fine_tuning_facts(winner.settings)
     return {
         "private": plan.protects,
         "mechanism": "private selection (Papernot & Steinke 2022): the best of a random number of private runs",
