@@ -150,6 +150,29 @@ def test_a_trial_that_an_earlier_search_left_running_has_not_failed(tmp_path, pl
     assert None not in outcomes(out)
 
 
+def test_a_failure_that_was_noted_stays_though_a_result_appears(tmp_path, planned, runner, three_trials):
+    """Catches a trial that another process finishes after it counted as failed, and that then gets a score."""
+
+    def run(runs, root, *, failed, **options):
+        failed("trial-001", 1)
+        runner(runs, root, failed=failed, **options)
+
+    run_search(planned, tmp_path / "search", run=run)
+    assert runner.started == ["trial-000", "trial-001", "trial-002"]
+    assert [score is None for score in outcomes(tmp_path / "search")] == [False, True, False]
+
+
+def test_the_scores_have_the_noise_that_the_plan_accounts_for(tmp_path, planned, runner, three_trials, monkeypatch):
+    """Catches other noise than the plan's, a rounder number of records, and noise on another figure."""
+    drawn = []
+    monkeypatch.setattr(accounted, "noisy_accuracy", lambda *given: drawn.append(given) or float(len(drawn)))
+    run_search(planned, tmp_path / "search", run=runner)
+    runs = [RunDirectory(tmp_path / "search" / "private" / "trials" / f"trial-{i:03}") for i in range(3)]
+    right = [round(397 * run.summary()["heldout_accuracy"]) for run in runs]
+    assert drawn == [(number, planned.held_out, planned.score_noise) for number in right]
+    assert outcomes(tmp_path / "search") == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize("code", [-9, 130, 143])
 def test_a_trial_that_was_killed_goes_on(tmp_path, planned, runner, three_trials, code):
     out = tmp_path / "search"

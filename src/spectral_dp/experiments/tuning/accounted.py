@@ -104,7 +104,7 @@ class _Trials:
         with suppress(RunsFailed):  # noted already: a trial that failed counts as the worst, and is not run again
             run(pending, self._runs, jobs=jobs, show=watch, failed=self._note_failure)
         for name, settings in pending.items():
-            if self._run(name).holds_result_of(settings):
+            if not self._outcome(name).exists() and self._run(name).holds_result_of(settings):
                 self._score(name)
         if any(not self._outcome(name).exists() for name in self.settings):
             raise SearchError("the search was interrupted: the same command goes on with it")
