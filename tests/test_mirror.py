@@ -34,6 +34,7 @@ CROSS_CUTTING = {
     "test_tooling.py",  # the Makefile and its like
     "test_without_the_extra.py",  # the library without the application's dependencies
     "test_supported.py",  # the table of what is supported
+    "training/distributed/test_faults.py",  # whole runs that lose a process
     "training/distributed/test_runs.py",  # whole runs in several processes
     "training/test_losses.py",  # losses through the engine
     "training/test_drawn_steps.py",  # drawn sequences of what a user may do in a loop
