@@ -65,7 +65,7 @@ support-table: $(VENV)/installed-integrations  ## try which layers and models ar
 
 # Hours, on a machine that does nothing else. What is remeasured later (--models, --curves) takes its place there.
 bench: $(VENV)/installed-dev  ## time training beside Opacus and plain PyTorch (hours)
-	for part in overheads training growth; do $(BIN)/python benchmarks/bench_$$part.py --out results/bench || exit 1; done
+	for part in overheads training growth distributed; do $(BIN)/python benchmarks/bench_$$part.py --out results/bench || exit 1; done
 
 bench-parts: $(VENV)/installed-dev  ## time the parts: transforms, mechanism, gradients, accounting
 	for part in accounting block_circulant gradients mechanism transforms; do \

@@ -15,6 +15,7 @@ WITHOUT = {"__init__.py", "__main__.py", "_version.py"}
 CROSS_CUTTING = {
     "audit/test_sequence_models.py",  # a transformer and an LSTM through the audits
     "benchmarks/test_benchmarks.py",  # the programs beside the package
+    "benchmarks/test_scaling_model.py",  # the cost model of several processes, likewise
     "gradients/rules/test_embedding_bag.py",  # of embedding.py, which has two kinds of layers
     "gradients/rules/test_transposed_linear.py",  # of linear.py, likewise
     "gradients/test_partial_training.py",  # adapters, biases only, the last layer only

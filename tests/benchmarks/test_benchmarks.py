@@ -322,7 +322,16 @@ class TestDistributed:
         def result(name, processes, seconds, sent):
             return {"name": name, "processes": processes, "seconds": [seconds] * 3, "bytes": sent}
 
-        rows = [result("plain DDP", 1, 0.1, 0.0), result("plain DDP", 2, 0.2, 1000.0), result("ours", 1, 0.3, 0.0)]
-        shown = bench_distributed.table([*rows, result("ours", 2, 0.4, 250.0)])
-        assert list(shown.columns[3].cells) == ["", "0.50", "", "0.75"]
-        assert list(shown.columns[5].cells) == ["", "100.0 %", "", "25.0 %"]
+        rows = [result("plain DDP", 1, 0.1, 0.0), result("plain DDP", 2, 0.2, 1000.0)]
+        for name, sent in ((bench_distributed.OURS, 1000.0), (bench_distributed.FILTERED, 300.0)):
+            rows += [result(name, 1, 0.3, 0.0), result(name, 2, 0.4, sent)]
+        shown = bench_distributed.sheet(rows).sections[0]
+        assert [row[3] for row in shown] == ["", "0.50", "", "0.75", "", "0.75"]
+        assert [row[5] for row in shown] == ["", "100.0 %", "", "100.0 %", "", "30.0 %"]
+        judged = {row[0]: row[3] for row in bench_distributed.goals(rows).sections[0]}
+        assert judged == {
+            f"bytes of DDP's, {bench_distributed.OURS}": "reached",
+            f"efficiency of DDP's, {bench_distributed.OURS}": "reached",
+            f"bytes of DDP's, {bench_distributed.FILTERED}": "missed",  # 25.8 % is kept
+            f"efficiency of DDP's, {bench_distributed.FILTERED}": "reached",
+        }

@@ -172,7 +172,8 @@ def table():
     """Audits every mistake in two processes, and returns a table in Markdown."""
     pool = Processes()
     try:
-        found = {name: pool.run(2, "tests.support.group_doubles:report", name)[0][1] for name in CAUGHT_BY}
+        program = "tests.support.group_doubles:report"
+        found = {name: pool.run(2, program, name, timeout=300.0)[0][1] for name in CAUGHT_BY}
     finally:
         pool.stop()
     audits = list(found["none"])

@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from tests.support.killable_runs import started
 
-TIMEOUT = 60.0  # seconds that a function may take
+TIMEOUT = 60.0  # seconds that a function may take, beyond the timeout of its group
 
 
 class Failed(Exception):
@@ -39,7 +39,7 @@ class Processes:
         with tempfile.TemporaryDirectory() as directory:
             for rank, (_, pipe) in enumerate(self._workers[:size]):
                 pipe.send((function, args, rank, size, str(Path(directory, "store")), timeout))
-            found = [self._receive(rank) for rank in range(size)]
+            found = [self._receive(rank, TIMEOUT + timeout) for rank in range(size)]
         for rank in sorted(self._lost, reverse=True):  # the next call starts others in their places
             del self._workers[rank]
         self._lost.clear()
@@ -57,10 +57,10 @@ class Processes:
         while len(self._workers) < size:
             self._workers.append(started(_serve))
 
-    def _receive(self, rank):
+    def _receive(self, rank, patience):
         process, pipe = self._workers[rank]
         try:
-            if pipe.poll(TIMEOUT):
+            if pipe.poll(patience):
                 result, failure = pipe.recv()
                 return Failed(*failure) if failure else result
             process.kill()
