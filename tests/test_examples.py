@@ -132,6 +132,25 @@ def test_images_with_lightning_are_learnt(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "example"),
+    [
+        ("transformers", ["transformers_text.py", "--generated", "--epochs", "1"]),
+        ("lightning", ["lightning_images.py", "--epochs", "1", "--processes", "2"]),
+    ],
+)
+def test_trainers_run_under_torchrun(package, example):
+    """Two processes spend one budget, and the first of them alone tells of it."""
+    pytest.importorskip(package, reason=f"needs the extra spectral-dp[{package}]")
+    pytest.importorskip("peft", reason="needs the extra spectral-dp[peft]")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    name, *options = example
+    done = subprocess.run([*command, str(EXAMPLES / name), *options], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epsilon 3.00 at delta") == 1
+
+
+@pytest.mark.slow
 def test_filtering_gains_where_the_signal_is_smooth():
     """Paired over ten seeds, at the same epsilon: the difference is well above its standard error."""
     example = runpy.run_path(str(EXAMPLES / "train.py"))
