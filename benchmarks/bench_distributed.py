@@ -1,6 +1,6 @@
 """Training in one and in two processes: time per step, and bytes that each process gives to the all-reduce.
 
-    python benchmarks/bench_distributed.py [--steps 60] [--rounds 3] [--batch-size 256] [--out results/bench]
+    python benchmarks/bench_distributed.py [--steps 60] [--rounds 3] [--without-opacus] [--out results/bench]
 
 Weak scaling: the batch grows with the number of processes, so that each of them has the same work. Every process has
 one thread. Beside ours, with and without a filter: plain DistributedDataParallel, and Opacus' DPDDP if it is installed.
@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 from time import perf_counter
@@ -101,6 +102,7 @@ def prepared(name: str, loader: DataLoader[Any], ranks: int) -> tuple[nn.Module,
 def measured(name: str, steps: int, batch_size: int) -> tuple[list[float], float]:
     """Returns the seconds of each step on this rank, and the bytes of one."""
     ranks = dist.get_world_size()
+    torch.manual_seed(0)  # all ranks list the same records
     data = TensorDataset(
         torch.randn(16 * batch_size * ranks, 1, SIDE, SIDE), torch.zeros(16 * batch_size * ranks).long()
     )
@@ -145,9 +147,9 @@ def in_processes(ranks: int, name: str, steps: int = 0, batch_size: int = 0) -> 
     return [answers.get() for _ in range(ranks)]
 
 
-def race(steps: int, rounds: int, batch_size: int) -> list[dict[str, Any]]:
-    """Measures all contestants in turn. Processes wait for each other, so the slowest counts."""
-    turns = [(name, ranks) for name in CONTESTANTS for ranks in (1, 2)]
+def race(names: Sequence[str], steps: int, rounds: int, batch_size: int) -> list[dict[str, Any]]:
+    """Measures the contestants in turn. Processes wait for each other, so the slowest counts."""
+    turns = [(name, ranks) for name in names for ranks in (1, 2)]
     times: dict[tuple[str, int], list[float]] = {turn: [] for turn in turns}
     sent: dict[tuple[str, int], float] = {}
     with Progress(console=Console(stderr=True)) as bar:
@@ -204,12 +206,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="steps of each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=256, help="samples of each process")
+    parser.add_argument("--without-opacus", action="store_true")
     parser.add_argument("--out", type=Path, help="a directory for the results, as JSON and Markdown")
     args = parser.parse_args()
     facts = made_by(1) | {"load": round(os.getloadavg()[0], 1)}  # of other programs, before this one begins
     torch.set_num_threads(1)
     parts = parts_alone(network()) | in_processes(2, "")[0]
-    results = race(args.steps, args.rounds, args.batch_size)
+    names = [name for name in CONTESTANTS if not (args.without_opacus and name == DPDDP)]
+    results = race(names, args.steps, args.rounds, args.batch_size)
     kept = f"The filter keeps {100 * kept_fraction(RATIO):.1f} % of the parameters."
     console = Console() if Console().is_terminal else Console(width=120)
     for each in (sheet(results), goals(results)):

@@ -87,3 +87,10 @@ def test_the_tables_of_the_page_are_made_again_in_their_place():
 
 def test_timings_beside_other_programs_are_called_provisional():
     assert "provisional" in scaling.tables(found(load=4.0))
+
+
+def test_without_results_there_is_the_traffic_alone():
+    made = scaling.tables(None)
+    assert "no predictions in seconds" in made
+    assert "| 100 | 64 |" in made
+    assert "bottleneck" not in made
