@@ -57,7 +57,7 @@ def test_standardised_noise_is_what_was_drawn(config):
 def test_draws_that_are_added_are_standardised_together():
     """Catches shares of noise that are taken for draws of their own: each seems too small, and pairs to be equal."""
     one = torch.randn(1, 6, 2).double()
-    apart, summed = Part(0, one, 5), Part(0, torch.cat([one, one], 2) / 2**0.5, 5)
+    apart, summed = Part(0, one, 5, processes=2), Part(0, torch.cat([one, one], 2) / 2**0.5, 5, processes=2)
     assert apart.tells_its_draws
     assert not summed.tells_its_draws
     deviation = float(one.norm(dim=1)[0, 0])

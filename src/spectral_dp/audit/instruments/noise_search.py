@@ -99,7 +99,7 @@ class _Finder:
                     maps[0].T[column[blocks]] = y[blocks]
                 else:
                     maps[:, :, r] = y
-            part = Part(start, maps, lead)
+            part = Part(start, maps, lead, self._target.processes)
             draws = torch.randn(lead, columns, generator=self._generator)
             predicted = torch.zeros(self._target.size).double()
             predicted[start : start + size] = (maps @ draws.double()[..., None]).flatten()
@@ -128,7 +128,7 @@ class _Finder:
             )
         columns = [self._noise(torch.eye(self._drawn)[i]) for i in range(self._drawn)]
         maps = torch.stack(columns, 1)[None] if columns else torch.zeros(1, size, 1).double()
-        return NoiseMap((Part(0, maps, 1),), self._releases, "no structure assumed")
+        return NoiseMap((Part(0, maps, 1, self._target.processes),), self._releases, "no structure assumed")
 
 
 def _structures(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, int, bool, str]]:

@@ -80,6 +80,7 @@ class SpectralTarget(ModelTarget):
     ) -> None:
         self._ranks = ranks = current_ranks()
         if ranks is not None:
+            self.processes = ranks.size
             model, name = model_of_first(ranks, model), f"{name}, {ranks.size} processes"
             claim, batch, hostile = ranks.of_first(lambda: (claim, batch, hostile), "the beginning of an audit")
         super().__init__(model, claim, input_shape=input_shape, batch=batch, hostile=hostile)

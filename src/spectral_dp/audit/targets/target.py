@@ -182,6 +182,7 @@ class Target(ABC):
         outputs: The parameters that the release consists of, in order.
         handles_non_finite: Whether it claims to bound records that are NaN or infinite, too.
         starts_afresh: Whether every run begins at its first step. What keeps state from call to call does not.
+        processes: Number of processes that make a release together, each with a share of the noise.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Target(ABC):
     outputs: list[Output]
     handles_non_finite: bool = True
     starts_afresh: bool = True
+    processes: int = 1
 
     @abstractmethod
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
