@@ -53,8 +53,9 @@ for verdict in report.violations:
     print(verdict.note)
 
 # %% [markdown]
-# The audit has found directions that leave without any noise. One exact check is enough to refute the claim; that the
-# statistical ones saw nothing at this small effort says nothing in its favour. Which directions are they?
+# The audit has found directions that leave without any noise. One exact check is enough to refute the claim. Checks
+# that depend on chance may see nothing at so small an effort, which says nothing in favour of the claim. Which
+# directions are they?
 #
 # ## Look at the noise
 #
