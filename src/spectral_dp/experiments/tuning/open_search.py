@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.processes import RunsFailed, RunsProgress, run_all
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
@@ -29,7 +30,7 @@ STATEMENTS: Mapping[Records, str] = {
 }
 
 
-class TimeIsUp(Exception):
+class TimeIsUp(SpectralDPError, RuntimeError):
     """The time of a search, which was fixed in advance, is over."""
 
 
