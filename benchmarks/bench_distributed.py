@@ -209,6 +209,8 @@ def main() -> None:
     parser.add_argument("--without-opacus", action="store_true")
     parser.add_argument("--out", type=Path, help="a directory for the results, as JSON and Markdown")
     args = parser.parse_args()
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)  # now: minutes later there would be nothing to write to
     facts = made_by(1) | {"load": round(os.getloadavg()[0], 1)}  # of other programs, before this one begins
     torch.set_num_threads(1)
     parts = parts_alone(network()) | in_processes(2, "")[0]
