@@ -29,6 +29,7 @@ def accuracy_table() -> str:
     for name, panel, column, label in (
         ("best-results-cpu", 1, "MNIST, Model1, ε = 2", "MNIST, Model1, ε = 2"),
         ("best-results-cpu", 1, "MNIST, LeNet-5, ε = 2", "MNIST, LeNet-5, ε = 2"),
+        ("priors-cpu", 0, "ε = 3", "CIFAR-10, features from no data, ε = 3"),
         ("transfer-cpu", 0, "ε = 1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 1"),
         ("transfer-cpu", 0, "ε = 0.1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 0.1"),
     ):
@@ -38,6 +39,17 @@ def accuracy_table() -> str:
         difference = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
         lines.append(f"| [{label}](results/{name}/README.md) | {_mean(theirs)} | {_mean(ours)} | {difference} |")
     return "\n".join(lines)
+
+
+def opacus_table() -> str:
+    """The three methods with the same settings, beside Opacus' own training."""
+    compared = _read("opacus-digits", "comparison.json")
+    names = {"dpsgd": "DP-SGD", "opacus": "Opacus", "spectral": "Spectral-DP"}
+    rows = {row["label"]: row for row in compared["rows"]}
+    accuracies = [_mean(dict(enumerate(rows[label]["accuracies"]))) for label in names]
+    lines = ["| Test accuracy % | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
+    label = "[digits, LeNet-5, ε = 3](results/opacus-digits/comparison.md)"
+    return "\n".join([*lines, f"| {label} | {' | '.join(accuracies)} |"])
 
 
 def cost_table() -> str:
@@ -88,6 +100,7 @@ def priors_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_table,
     "cost": cost_table,
+    "opacus": opacus_table,
     "paper": paper_table,
     "priors": priors_table,
 }
