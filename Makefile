@@ -56,6 +56,7 @@ figures: $(VENV)/installed  ## draw the figures of the documentation
 	$(BIN)/python examples/mechanism.py --figure docs/noise_spectrum.png
 	$(BIN)/python examples/priors.py --figures docs
 	$(BIN)/python examples/mechanism_steps.py --figures docs
+	$(BIN)/python -m website.accuracy_figure
 
 tables: $(VENV)/installed  ## write the tables of README and pages from results/
 	$(BIN)/python -m website.result_tables

@@ -8,7 +8,8 @@ import tomllib
 
 import pytest
 import typer
-from website import result_tables
+from PIL import Image
+from website import accuracy_figure, result_tables
 
 from spectral_dp.cli import app
 from tests.support.pages import PAGES, ROOT, WITH_RESULTS, anchors, commands, links, mentioned_commands
@@ -144,6 +145,12 @@ def test_negative_control_a_figure_that_was_typed_is_noticed():
     assert (
         result_tables.with_tables(text.replace("| +1.", "| +2."), "README.md") == text != text.replace("| +1.", "| +2.")
     )
+
+
+def test_the_figure_shows_the_committed_results():
+    """If not: ``make figures``."""
+    with Image.open(accuracy_figure.FIGURE) as picture:
+        assert picture.text["Description"] == accuracy_figure.description()
 
 
 def test_pages_in_the_navigation_exist():

@@ -23,6 +23,16 @@ PAGES = ("README.md", "docs/paper-claims.md", "docs/priors.md")
 _MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
+def read_results(name: str, file: str = "results.json") -> dict[str, Any]:
+    """Returns what a file of committed results says."""
+    return json.loads((RESULTS / name / file).read_text(encoding="utf-8"))
+
+
+def accuracies(cell: dict[str, Any]) -> dict[int, float]:
+    """Returns the test accuracies of a cell by seed."""
+    return {run["seed"]: run["heldout_accuracy"] for run in cell["runs"].values()}
+
+
 def accuracy_table() -> str:
     """Accuracy of DP-SGD and Spectral-DP at the same epsilon, with the paired difference."""
     lines = ["| Test accuracy % | DP-SGD | Spectral-DP | difference (95 %) |", "|---|---|---|---|"]
@@ -33,8 +43,8 @@ def accuracy_table() -> str:
         ("transfer-cpu", 0, "ε = 1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 1"),
         ("transfer-cpu", 0, "ε = 0.1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 0.1"),
     ):
-        cells = {cell["row"]: cell for cell in _read(name)["panels"][panel]["cells"] if cell["column"] == column}
-        theirs, ours = (_accuracies(cells[row]) for row in ("DP-SGD", "Spectral-DP"))
+        cells = {cell["row"]: cell for cell in read_results(name)["panels"][panel]["cells"] if cell["column"] == column}
+        theirs, ours = (accuracies(cells[row]) for row in ("DP-SGD", "Spectral-DP"))
         seeds = sorted(theirs.keys() & ours.keys())
         difference = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
         lines.append(f"| [{label}](results/{name}/README.md) | {_mean(theirs)} | {_mean(ours)} | {difference} |")
@@ -43,20 +53,20 @@ def accuracy_table() -> str:
 
 def opacus_table() -> str:
     """The three methods with the same settings, beside Opacus' own training."""
-    compared = _read("opacus-digits", "comparison.json")
+    compared = read_results("opacus-digits", "comparison.json")
     names = {"dpsgd": "DP-SGD", "opacus": "Opacus", "spectral": "Spectral-DP"}
     rows = {row["label"]: row for row in compared["rows"]}
-    accuracies = [_mean(dict(enumerate(rows[label]["accuracies"]))) for label in names]
+    shown = [_mean(dict(enumerate(rows[label]["accuracies"]))) for label in names]
     lines = ["| Test accuracy % | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
     label = "[digits, LeNet-5, ε = 3](results/opacus-digits/comparison.md)"
-    return "\n".join([*lines, f"| {label} | {' | '.join(accuracies)} |"])
+    return "\n".join([*lines, f"| {label} | {' | '.join(shown)} |"])
 
 
 def cost_table() -> str:
     """Time and memory of a training step over those of Opacus' quickest mode, at batch 256."""
     lines = ["| One step, batch 256 | time / Opacus | memory / Opacus | time / plain PyTorch |", "|---|---|---|---|"]
     names = {"model1 blocks": "Model1, blocks of 8", "lenet5": "LeNet-5", "model2": "Model2", "model3": "Model3"}
-    for entry in _read("bench", "training.json")["entries"]:
+    for entry in read_results("bench", "training.json")["entries"]:
         if entry["size"] != 256 or entry["name"] not in names:
             continue
         measured = {
@@ -73,9 +83,9 @@ def cost_table() -> str:
 def paper_table() -> str:
     """What the paper prints, and what its settings and tuned ones give under a sound mechanism."""
     lines = ["| MNIST, ε = 2 | paper | its settings, made private | tuned | runs |", "|---|---|---|---|---|"]
-    panels = [panel["cells"] for panel in _read("best-results-cpu")["panels"]]
+    panels = [panel["cells"] for panel in read_results("best-results-cpu")["panels"]]
     for theirs, tuned in zip(panels[0], panels[1], strict=True):
-        shown = (f"{theirs['paper_percent']:.2f}", _mean(_accuracies(theirs)), _mean(_accuracies(tuned)))
+        shown = (f"{theirs['paper_percent']:.2f}", _mean(accuracies(theirs)), _mean(accuracies(tuned)))
         counts = f"{len(theirs['runs'])}, {len(tuned['runs'])}"
         name = theirs["column"].removeprefix("MNIST, ").removesuffix(", ε = 2")
         lines.append(f"| {name}, {theirs['row']} | {' | '.join(shown)} | {counts} |")
@@ -85,7 +95,7 @@ def paper_table() -> str:
 def priors_table() -> str:
     """Heads on features from no data: accuracy at each epsilon, and how many seeds are behind it."""
     lines = ["| data set, method | ε | test accuracy % | seeds |", "|---|---|---|---|"]
-    for panel in _read("priors-cpu")["panels"]:
+    for panel in read_results("priors-cpu")["panels"]:
         shown = set()
         for cell in panel["cells"]:
             private = cell["row"] != "Non-private"
@@ -93,7 +103,7 @@ def priors_table() -> str:
                 continue
             shown.add(cell["row"])
             name, epsilon = panel["title"].partition(",")[0], cell["column"].removeprefix("ε = ") if private else "-"
-            lines.append(f"| {name}, {cell['row']} | {epsilon} | {_mean(_accuracies(cell))} | {len(cell['runs'])} |")
+            lines.append(f"| {name}, {cell['row']} | {epsilon} | {_mean(accuracies(cell))} | {len(cell['runs'])} |")
     return "\n".join(lines)
 
 
@@ -121,14 +131,6 @@ def main() -> None:
     for page in PAGES:
         path = ROOT / page
         path.write_text(with_tables(path.read_text(encoding="utf-8"), page), encoding="utf-8")
-
-
-def _read(name: str, file: str = "results.json") -> dict[str, Any]:
-    return json.loads((RESULTS / name / file).read_text(encoding="utf-8"))
-
-
-def _accuracies(cell: dict[str, Any]) -> dict[int, float]:
-    return {run["seed"]: run["heldout_accuracy"] for run in cell["runs"].values()}
 
 
 def _mean(accuracies: dict[int, float]) -> str:

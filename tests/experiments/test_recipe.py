@@ -80,7 +80,9 @@ class TestShipped:
         assert recipe.notes
         assert all(cell.settings.reproducible and cell.settings.dataset in data.NAMES for cell in cells(recipe))
         # Some are of networks and records that the paper does not have.
-        assert name in ("priors", "text", "transfer") or "paper" in {panel.origin for panel in recipe.panels}
+        assert name in ("priors", "priors-ablation", "text", "transfer") or "paper" in {
+            panel.origin for panel in recipe.panels
+        }
 
     def test_the_tables_and_figures_of_the_paper(self):
         assert recipes.names() == [
@@ -92,6 +94,7 @@ class TestShipped:
             "model1-circulant-dpsgd",
             "model2-ratio",
             "priors",
+            "priors-ablation",
             "scattering",
             "text",
             "transfer",

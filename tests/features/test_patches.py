@@ -43,6 +43,8 @@ def naive(images, patches, each):
         q = torch.cat([(q - patches.threshold).relu(), (-q - patches.threshold).relu()], 1)
         q = q.unflatten(2, (x.shape[2] - each.size + 1, x.shape[3] - each.size + 1))
         features.append(F.adaptive_avg_pool2d(q, patches.cells))
+    if not patches.mirrored:  # a mirrored image meets an atom as the image meets the mirrored atom
+        return torch.cat([features[0], features[1].flip(-1)], 1)
     return (features[0] + features[1]) / 2
 
 
@@ -56,6 +58,7 @@ class TestFeatures:
             Patches((DictionarySettings(3, 7, shrink=2),), cells=2, seed=3),
             Patches((SMALL, DictionarySettings(3, 5), DictionarySettings(3, 4, shrink=2)), cells=2, threshold=1.0),
             Patches((SMALL,), prior="strokes"),
+            Patches((SMALL, DictionarySettings(3, 5)), cells=3, mirrored=False),
         ],
     )
     def test_they_are_those_of_the_formula(self, patches):
@@ -70,6 +73,14 @@ class TestFeatures:
         whole = module(images)
         monkeypatch.setattr("spectral_dp.features.patches._RESPONSES_AT_ONCE", 100)
         assert torch.allclose(module(images), whole, atol=1e-6)
+
+    def test_left_and_right_can_be_told_apart(self):
+        images = generate_images("strokes", 5, SHAPE)
+        module = Patches((SMALL,), cells=3, mirrored=False).module(SHAPE)
+        found, mirrored = module(images), module(images.flip(-1))
+        atoms, their_mirror_images = found.chunk(2, 1)
+        assert torch.allclose(mirrored, torch.cat([their_mirror_images, atoms], 1).flip(-1), atol=1e-5)
+        assert not torch.allclose(mirrored, found, atol=1e-2)
 
     @pytest.mark.parametrize("cells", [1, 2, 3, 4])
     def test_a_mirrored_image_has_the_same(self, cells):

@@ -4,7 +4,8 @@
     plus_c  = mean over the patches of cell c of relu(q - t)
     minus_c = mean over the patches of cell c of relu(-q - t)
 
-averaged over the image and its mirror image. The cells are a square grid over the image.
+averaged over the image and its mirror image, unless left and right mean something. The cells are a square grid over the
+image.
 
 The mirror image is free, because the dictionary is closed under mirroring: the response of a mirrored patch to ``d`` is
 that of the patch to the mirrored ``d``, and both responses are ``S ± A`` of two products of half the length (see
@@ -71,6 +72,9 @@ class Patches:
         cells: Number of cells along each side of the grid over which responses are averaged.
         threshold: Responses of smaller size count as zero.
         seed: Seed of the generated images.
+        mirrored: Whether responses are averaged over the image and its mirror image. Where left and right mean
+            something, as in written characters, choose False: responses to mirrored atoms are then features of their
+            own, so there are twice as many.
 
     >>> Patches().output_shape((3, 32, 32))
     (2000, 3, 3)
@@ -83,6 +87,7 @@ class Patches:
     cells: int = 3
     threshold: float = 0.5
     seed: int = 0
+    mirrored: bool = True
 
     def __post_init__(self) -> None:
         get_prior(self.prior)
@@ -119,10 +124,11 @@ class Patches:
             "threshold": self.threshold,
             "seed": self.seed,
             "version": _VERSION,
+            **({} if self.mirrored else {"mirrored": False}),  # so caches from before there was a choice stay valid
         }
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """Returns ``(F, cells, cells)``, where ``F`` is twice the number of all atoms."""
+        """Returns ``(F, cells, cells)``, where ``F`` is twice the number of all atoms, with mirrored ones if they count."""
         if len(input_shape) != 3:
             raise FeatureError(f"expected images (C, H, W), got shape {input_shape}")
         for each in self.dictionaries:
@@ -138,7 +144,8 @@ class Patches:
                     f"patches of size {each.size} along a side, but there are {self.cells} cells: use fewer cells, "
                     "smaller patches or larger images"
                 )
-        return 2 * sum(each.atoms for each in self.dictionaries), self.cells, self.cells
+        atoms = sum(each.atoms for each in self.dictionaries)
+        return (2 if self.mirrored else 4) * atoms, self.cells, self.cells
 
     def module(self, input_shape: Shape) -> nn.Module:
         """Returns the module for images of this shape. To learn its dictionaries takes some seconds, once a process."""
@@ -180,21 +187,25 @@ class PatchResponses(nn.Module):
             even, odd = normalised_patches(shrunk(pixels, each.shrink), each.size)
             even, odd = torch.cat([even, torch.ones_like(even[:1])]).squeeze(1), odd.squeeze(1)
             maps = self.get_buffer(f"even_{number}"), self.get_buffer(f"odd_{number}")
-            found.append(_pooled(even, odd, *maps, self.patches.cells, self.patches.threshold))
+            found.append(_pooled(even, odd, *maps, self.patches))
         return torch.cat(found)
 
 
-def _pooled(even: Tensor, odd: Tensor, even_map: Tensor, odd_map: Tensor, cells: int, t: float) -> Tensor:
-    """Returns the mean responses of each cell, by sign: ``(E, H', W'), (O, H', W') -> (2 n, cells, cells)``."""
+def _pooled(even: Tensor, odd: Tensor, even_map: Tensor, odd_map: Tensor, patches: Patches) -> Tensor:
+    """Returns the mean responses of each cell, by sign: ``(E, H', W'), (O, H', W') -> (F, cells, cells)``."""
+    cells, t = patches.cells, patches.threshold
     rows, columns = (_bounds(size, cells) for size in even.shape[1:])
-    sums = even.new_zeros(cells, cells, 2, even_map.shape[1])
+    sums = even.new_zeros(1 if patches.mirrored else 2, cells, cells, 2, even_map.shape[1])
     for r, (top, bottom) in enumerate(rows):
         for c, (left, right) in enumerate(columns):
             e, o = (x[:, top:bottom, left:right].flatten(1).T for x in (even, odd))
-            _add_responses(e, o, even_map, odd_map, t, sums[r, c], sums[r, cells - 1 - c])
+            # Of the mirror image, an atom's responses are those of the mirrored atom, in the cell across.
+            there = sums[0, r, cells - 1 - c] if patches.mirrored else sums[1, r, c]
+            _add_responses(e, o, even_map, odd_map, t, sums[0, r, c], there)
     down, across = (even.new_tensor([b - a for a, b in bounds]) for bounds in (rows, columns))
-    mean = sums.flatten(2) / (2 * down[:, None, None] * across[:, None])
-    return mean.sub_(t).clamp_(min=0).permute(2, 0, 1)
+    views = 2 if patches.mirrored else 1
+    mean = sums.flatten(3) / (views * down[:, None, None] * across[:, None])
+    return mean.sub_(t).clamp_(min=0).permute(0, 3, 1, 2).flatten(0, 1)
 
 
 def _add_responses(
@@ -226,6 +237,7 @@ def patches_of(
     cells: int | None = None,
     threshold: float | None = None,
     prior: str | None = None,
+    mirrored: bool = True,
 ) -> Patches:
     """Returns the patches for some images; what is not given is as :meth:`Patches.for_images` has it.
 
@@ -237,6 +249,7 @@ def patches_of(
         cells: Number of cells along each side of the grid.
         threshold: Responses of smaller size count as zero.
         prior: The prior of the generated images.
+        mirrored: Whether features are averaged over the mirror image; not for written characters.
     """
     usual = Patches.for_images(images.shape)
     (first,) = usual.dictionaries
@@ -249,6 +262,7 @@ def patches_of(
         usual.prior if prior is None else prior,
         usual.cells if cells is None else cells,
         usual.threshold if threshold is None else threshold,
+        mirrored=mirrored,
     )
 
 
