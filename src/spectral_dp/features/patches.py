@@ -128,7 +128,7 @@ class Patches:
         }
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """Returns ``(F, cells, cells)``: for every atom a feature of each sign, and for mirrored ones if not averaged."""
+        """Returns ``(F, cells, cells)``: a feature for each atom and sign, and for mirrored atoms if not averaged."""
         if len(input_shape) != 3:
             raise FeatureError(f"expected images (C, H, W), got shape {input_shape}")
         for each in self.dictionaries:
