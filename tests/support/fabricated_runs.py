@@ -117,6 +117,6 @@ class FabricatedMethod:
             "expected_batch_size": 64,
             "steps": 30,
             "clipping": "FlatClipping(max_norm=1.0)",
-            "noise_source": "operating system, ChaCha20",
+            "noise_source": "operating system, AES-256",
             "spectral": {"conv_ratio": "0.5"},
         }

@@ -137,7 +137,7 @@ class EngineMethod(PrivateMethod):
             "accountant": self._settings.accountant,
             "steps": self.optimizer.steps,  # of training: the ledger may list other releases, too
             "clipping": repr(self.optimizer.clipping),
-            "noise_source": "seeded, reproducible" if self._settings.reproducible else "operating system, ChaCha20",
+            "noise_source": "seeded, reproducible" if self._settings.reproducible else "operating system, AES-256",
             "spectral": self.spectral.describe(),
             **(self._statistics.facts() if self._statistics else {}),
         }

@@ -84,7 +84,7 @@ class OneShotMethod(Method):
             "accountant": settings.accountant,
             "steps": self._ledger.steps - len(statistics_phases(settings)),
             "clipping": _contribution(settings, self._head.fc.in_features),
-            "noise_source": "seeded, reproducible" if settings.reproducible else "operating system, ChaCha20",
+            "noise_source": "seeded, reproducible" if settings.reproducible else "operating system, AES-256",
             **(self._statistics.facts() if self._statistics else {}),
         }
 

@@ -2,7 +2,7 @@
 
 There are two sources with the same interface:
 
-- :class:`SecureNoise` is for releases. Its bits come from ChaCha20, with a key from the operating system.
+- :class:`SecureNoise` is for releases. Its bits come from AES-256 in counter mode, with keys from the operating system.
 - :class:`SeededNoise` is for experiments. Whoever knows the seed can subtract the noise, so the caller must ask for it
   explicitly.
 
@@ -10,8 +10,11 @@ Formal guarantee. The secure source draws independent standard normal values in 
 requested dtype. The guarantees of this library are those of the Gaussian mechanism over the *real* numbers. The
 following differences remain in floating point:
 
-- Box-Muller on 53-bit uniform numbers cannot produce values beyond ``sqrt(2 * 53 * ln 2) ~ 8.57`` standard deviations.
-  Each value would be beyond with probability 2e-17, which is far below any δ in use.
+- Box-Muller on 64-bit uniform numbers cannot produce values beyond ``sqrt(2 * 64 * ln 2) ~ 9.42`` standard deviations.
+  Each value would be beyond with probability 5e-21, which is far below any δ in use. The angle of a pair of values has
+  32 bits, so a value near zero is a multiple of about 1e-9, and never zero.
+- The bits are pseudorandom. The blocks of AES under one key differ, which random blocks need not: after ``n`` values
+  under one key, this shows with probability below ``n² / 2^131``. A key makes the values of one draw and is forgotten.
 - The set of floats that ``value + noise`` can reach depends slightly on ``value``. An adversary who sees all low-order
   bits of a *single, exactly known* query can exploit this (Mironov 2012). Rounding a float64 normal to float32, summing
   over records and applying the inverse transform make it harder, but none of them is a proof against it. If your
@@ -26,14 +29,21 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-_CHUNK = 1 << 17  # values made at a time: few enough to stay in the cache, enough to keep all cores busy
-_SMALL = 1 << 13  # a request for more values than this is worth a draw of its own
+_BLOCK = 1 << 16  # values made at a time: few enough to stay in the cache, enough to hide the price of the calls
+_ZEROS = bytes(6 * _BLOCK)  # encrypted, they are the key stream
+_SMALL = 1 << 14  # a request for more values than this is worth a draw of its own
+
+# NumPy has logarithm and tangent of float64 in vector instructions of 512 bits (two to four times faster than torch's),
+# and of nothing less (three times slower). Both are exact to a few units in the last place.
+_ELEMENTARY: Any = np if torch.backends.cpu.get_cpu_capability() == "AVX512" else torch
 
 
 class NoiseSource(ABC):
@@ -65,19 +75,17 @@ class NoiseSource(ABC):
 class SecureNoise(NoiseSource):
     """Gaussian noise from a cryptographic generator.
 
-    ChaCha20 makes the bits, with a new 256-bit key from the operating system. Box-Muller makes normal values of them
-    in float64. Only this object holds the key, and it is never saved. A copied, pickled or forked source draws a new
-    key, so that two sources never repeat each other's values.
+    AES-256 makes the bits, in counter mode, with a new key from the operating system for every draw. Box-Muller makes
+    normal values of them in float64. Keys are never kept. Values that were drawn for small requests to come are kept,
+    but never saved: a copied, pickled or forked source has none of them, so that two sources never return the same.
     """
 
     is_private = True
 
     def __init__(self) -> None:
-        self._rekey()
+        self._forget()
 
-    def _rekey(self) -> None:
-        key, nonce = os.urandom(32), bytes(8) + os.urandom(8)  # the first 8 bytes count blocks: 2^70 bytes a key
-        self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    def _forget(self) -> None:
         self._reserve = torch.empty(0, dtype=torch.float64)
         self._one_at_a_time = threading.Lock()  # new in a forked process: the old one may be held for ever
         self._pid = os.getpid()
@@ -91,34 +99,23 @@ class SecureNoise(NoiseSource):
     ) -> Tensor:
         """Returns new standard normal values of this shape, dtype and device."""
         if os.getpid() != self._pid:
-            self._rekey()
-        with self._one_at_a_time:
-            out = self._take(math.prod(shape), dtype)
+            self._forget()
+        count = math.prod(shape)
+        out = _draw(count, dtype) if count > _SMALL else self._take(count).to(dtype, copy=True)
         return out.view(tuple(shape)).to(device)
 
-    def _take(self, count: int, dtype: torch.dtype) -> Tensor:
-        if count > _SMALL:
-            return self._draw(count, dtype)
-        if count > len(self._reserve):  # most parameters are small, so one draw serves many of them
-            self._reserve = self._draw(_CHUNK // 2, torch.float64)
-        taken, self._reserve = self._reserve[:count], self._reserve[count:]
-        return taken.to(dtype, copy=True)
-
-    def _draw(self, count: int, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(count, dtype=dtype)
-        random_bytes = bytearray(8 * min(_CHUNK, max(count + count % 2, 2)))
-        zeros = bytes(len(random_bytes))
-        for start in range(0, count, _CHUNK):
-            size = min(_CHUNK, count - start)
-            self._stream.update_into(zeros, random_bytes)  # zeros in, key stream out
-            _box_muller(torch.frombuffer(random_bytes, dtype=torch.int64), out[start : start + size])
-        return out
+    def _take(self, count: int) -> Tensor:
+        with self._one_at_a_time:
+            if count > len(self._reserve):  # most parameters are small, so one draw serves many of them
+                self._reserve = _draw(_BLOCK, torch.float64)
+            taken, self._reserve = self._reserve[:count], self._reserve[count:]
+        return taken
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._rekey()
+        self._forget()
 
 
 class SeededNoise(NoiseSource):
@@ -164,18 +161,68 @@ class SeededNoise(NoiseSource):
         self._generator.set_state(state["generator"])
 
 
-def _box_muller(words: Tensor, out: Tensor) -> None:
+def _draw(count: int, dtype: torch.dtype) -> Tensor:
+    """Returns new standard normal values, made by as many threads as torch uses."""
+    with torch.inference_mode(False):  # which is a property of each thread, and all of them write into this tensor
+        out = torch.empty(count, dtype=dtype, device="cpu")
+        blocks = out.split(_BLOCK)
+        threads = min(torch.get_num_threads(), (len(blocks) + 1) // 2)
+        if threads == 1:
+            _fill(blocks)
+        else:
+            with ThreadPoolExecutor(threads) as pool:  # ends with the draw: nothing is running when a process forks
+                list(pool.map(_fill, (blocks[i::threads] for i in range(threads))))
+    return out
+
+
+def _fill(blocks: Sequence[Tensor]) -> None:
+    """Fills tensors of at most ``_BLOCK`` elements, the first of them the largest, under a key of their own."""
+    pairs = (len(blocks[0]) + 1) // 2
+    stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+    random_bytes = torch.empty(12 * pairs, dtype=torch.uint8, device="cpu")
+    buffers = [torch.empty(pairs, dtype=torch.float64, device="cpu") for _ in range(3)]
+    zeros, key_stream = memoryview(_ZEROS)[: 12 * pairs], random_bytes.numpy().data
+    for out in blocks:
+        if stream.update_into(zeros, key_stream) != len(zeros):
+            raise RuntimeError("the cipher made fewer random bytes than it was asked for")
+        _box_muller(random_bytes, buffers, out)
+
+
+def _box_muller(random_bytes: Tensor, buffers: Sequence[Tensor], out: Tensor) -> None:
     """Fills ``out`` with standard normal values.
 
+        r = sqrt(-2 ln u)    (x, y) = (r sin 2φ, r cos 2φ)    sin 2φ = 2 t / (1 + t²)    cos 2φ = 2 / (1 + t²) - 1
+
+    where u is uniform in (0, 1) and φ in (-π/2, π/2), t = tan φ: one tangent instead of a sine and a cosine.
+
     Args:
-        words: Random 64-bit words: an even number of them, at least as many as ``out`` has elements. They are
-            overwritten.
-        out: Tensor to fill.
+        random_bytes: 12 bytes for each pair of values: 8 for the radius, 4 for the angle.
+        buffers: Three tensors of float64 with an element for each pair, which are overwritten.
+        out: Tensor to fill, with at most as many elements as there are pairs of values.
     """
-    integers = words.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).double()
-    half = words.numel() // 2
-    radius = integers[:half].add_(1).mul_(2.0**-53).log_().mul_(-2).sqrt_()  # uniforms in (0, 1], so it is finite
-    angle = integers[half:].mul_(2 * math.pi * 2.0**-53)
-    first = angle.cos().mul_(radius)[: out.numel()]
-    out[: first.numel()] = first
-    out[first.numel() :] = angle.sin_().mul_(radius)[: out.numel() - first.numel()]
+    r, t, q = buffers
+    pairs = len(r)
+    # Integers k become u = |k + 1/2| / 2^63, between 2^-64 and 1 - 2^-52: no radius is infinite, and none is zero.
+    r.copy_(random_bytes[: 8 * pairs].view(torch.int64))
+    torch.add(_RADIUS_OFFSET, r, alpha=2.0**-63 * (1 - 2.0**-52), out=r).abs_()
+    _apply("log", r)
+    np.sqrt(r.mul_(-8).numpy(), out=r.numpy())  # 2 r
+    t.copy_(random_bytes[8 * pairs :].view(torch.int32))
+    torch.add(_ANGLE_OFFSET, t, alpha=math.pi * 2.0**-32, out=t)
+    _apply("tan", t)
+    torch.addcmul(_ONE, t, t, out=q).reciprocal_().mul_(r)  # 2 r / (1 + t²)
+    first = len(out) // 2
+    out[:first] = t.mul_(q)[:first]
+    out[first:] = q.add_(r, alpha=-0.5)[: len(out) - first]
+
+
+def _apply(name: str, x: Tensor) -> None:
+    """Replaces each number by its logarithm or tangent."""
+    array = x.numpy() if _ELEMENTARY is np else x
+    getattr(_ELEMENTARY, name)(array, out=array)
+
+
+# Half a step of the integers above, so that none of them is zero. Tensors of no dimension: one pass over memory each.
+_RADIUS_OFFSET = torch.tensor(2.0**-64, dtype=torch.float64, device="cpu")
+_ANGLE_OFFSET = torch.tensor(math.pi * 2.0**-33, dtype=torch.float64, device="cpu")
+_ONE = torch.tensor(1.0, dtype=torch.float64, device="cpu")
