@@ -122,6 +122,25 @@ def _lock(descriptor: int) -> bool | None:
     return True
 
 
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Makes a file if there is none, and locks it; the system frees the lock however the process ends.
+
+    Args:
+        path: The file.
+        wait: Whether to wait for a process that holds the lock. Without, the context says whether we hold it.
+    """
+    import fcntl  # not on Windows
+
+    is_ours = True
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_ours = False
+        yield is_ours
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes a text file atomically."""
     with whole_file(path) as file:

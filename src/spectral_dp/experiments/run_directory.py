@@ -13,11 +13,10 @@ accuracy.png, ...     plots
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from spectral_dp.accounting import Ledger
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.setting_files import read_file
 from spectral_dp.experiments.settings import ResolvedSettings
-from spectral_dp.files import remove_abandoned, write_json, write_text
+from spectral_dp.files import locked, remove_abandoned, write_json, write_text
 
 
 class RunDirectoryError(SpectralDPError, ValueError):
@@ -64,16 +63,14 @@ class RunDirectory:
             self._check_resumable(settings, resume)
         elif self.path.exists() and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - {".lock"}):
             raise RunDirectoryError(f"{self.path} exists and is no run of spectral-dp: choose another directory")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror}") from error
-        with lock:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the system however the process ends
-            except BlockingIOError as error:
-                raise RunDirectoryError(f"another process is training in {self.path}: wait for it") from error
+                self.path.mkdir(parents=True, exist_ok=True)
+                is_ours = stack.enter_context(locked(self.path / ".lock"))
+            except OSError as error:
+                raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror}") from error
+            if not is_ours:
+                raise RunDirectoryError(f"another process is training in {self.path}: wait for it")
             yield
 
     def begin(self, settings: ResolvedSettings) -> None:

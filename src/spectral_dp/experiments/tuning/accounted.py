@@ -18,10 +18,9 @@ Formal guarantee of :func:`run_search`. What is in the directory ``released`` is
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from spectral_dp.experiments.tuning.draw import DrawFile, SearchError
 from spectral_dp.experiments.tuning.plan import AccountedSearch
 from spectral_dp.experiments.tuning.release import Winner, publish
 from spectral_dp.experiments.tuning.score import noisy_accuracy
-from spectral_dp.files import write_json, write_text
+from spectral_dp.files import locked, write_json, write_text
 from spectral_dp.relations import Relation
 from spectral_dp.training import checkpoint
 
@@ -66,7 +65,9 @@ def run_search(
         SearchError: If the directory holds another search, or if this one was interrupted.
     """
     _write_plan(search, out)
-    with _alone(out):
+    with locked(out / ".lock") as is_ours:
+        if not is_ours:
+            raise SearchError(f"another process works on the search in {out}: wait for it")
         return _Trials(search, out / "private").best(out / "released", jobs, show, run)
 
 
@@ -152,12 +153,8 @@ class _Trials:
         lock = self._run(name).path / ".lock"
         if not lock.exists():
             return False
-        with lock.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        with locked(lock) as is_free:
+            return not is_free
 
     def _run(self, name: str) -> RunDirectory:
         return RunDirectory(self._runs / name)
@@ -179,14 +176,3 @@ def _write_plan(search: AccountedSearch, out: Path) -> None:
     else:
         out.mkdir(parents=True, exist_ok=True)
         write_json(path, plan)
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Lets one process at a time work on a search."""
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SearchError(f"another process works on the search in {out}: wait for it") from error
-        yield
