@@ -135,7 +135,7 @@ def test_a_violation_by_the_statistics_alone_is_one(monkeypatch):
 
 def test_several_processes_are_the_same_command(monkeypatch):
     asked = []
-    monkeypatch.setattr("spectral_dp.cli.audit.run_ranks", lambda *given: asked.append(given) or VIOLATION)
+    monkeypatch.setattr("spectral_dp.cli.ranks.run_ranks", lambda *given: asked.append(given) or VIOLATION)
     monkeypatch.setattr("sys.argv", ["spectral-dp", "audit", "--processes", "2"])
     result = run("--model", "tiny", *CLAIM, "--processes", 2)
     assert result.exit_code == VIOLATION

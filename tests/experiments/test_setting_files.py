@@ -4,7 +4,7 @@ import re
 import pytest
 
 from spectral_dp import Relation
-from spectral_dp.experiments.setting_files import read_file
+from spectral_dp.experiments.setting_files import plain_value, read_file
 from spectral_dp.experiments.settings import Settings, SettingsError
 
 
@@ -57,3 +57,11 @@ def test_old_names_are_refused_with_the_new_one(tmp_path, old, new):
         read_file(path)
     with pytest.raises(SettingsError, match=re.escape(message)):
         Settings.from_dict({old: 2}, source=str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [(" 3", 3), ("0.5", 0.5), ("true", True), ("[1, 2]", [1, 2]), ("adam ", "adam")]
+)
+def test_words_need_no_quotes(text, value):
+    assert plain_value(text) == value
+    assert type(plain_value(text)) is type(value)

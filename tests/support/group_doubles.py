@@ -162,7 +162,7 @@ def command(arguments, mistake):
         mock.patch.dict(registry._REGISTRY, {"tiny": entry}),
         mock.patch.object(audit, "FAST", light),
         mock.patch.object(audit_target, "SpectralTarget", partial(audit.SpectralTarget, seed=0)),
-        mock.patch.object(cli, "_group", return_value=contextlib.nullcontext(dist.get_rank() == 0)),  # joined already
+        mock.patch.object(cli, "among_ranks", return_value=contextlib.nullcontext(dist.get_rank() == 0)),  # already
     ):
         result = CliRunner().invoke(app, ["--model", "tiny", "--audit-seed", "0", *arguments])
     return result.exit_code, result.stdout

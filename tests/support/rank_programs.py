@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 from spectral_dp import AdaptiveFilter, BlockCirculantLinear, PrivacyEngine, SpectralConfig, models
 from spectral_dp.accounting import Ledger
 from spectral_dp.experiments import trainer
-from spectral_dp.experiments.follower import run_on_ranks
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.mechanism.clipping import Clipped
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
@@ -435,7 +434,7 @@ def training_run(settings, path, stop_at):
 
     trainer.Trainer._must_stop = must_stop
     try:
-        return run_on_ranks(settings, RunDirectory(path), resume=True)
+        return trainer.run(settings, RunDirectory(path), resume=True)
     except trainer.Interrupted as stopped:
         return str(stopped)
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +11,8 @@ from rich.table import Table
 
 from spectral_dp.cli.options import JsonOption, QuietOption, print_result, with_settings
 from spectral_dp.cli.progress import progress_bar
-from spectral_dp.experiments.launch import is_rank, run_ranks
+from spectral_dp.cli.ranks import among_ranks, run_as_ranks
+from spectral_dp.experiments.launch import is_rank
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 from spectral_dp.files import write_json
 
@@ -86,18 +85,22 @@ def audit_command(
     for option, path in (("--plot", plot), ("--out", out)):
         if path is not None and not path.parent.is_dir():
             raise SettingsError(f"{option} {path}: there is no directory {path.parent}")
-    if processes > 1 and not is_rank():
-        _refuse_for_ranks(run, given, target)  # once, before each of them would say so
-        code = run_ranks([sys.executable, "-m", "spectral_dp", *sys.argv[1:]], processes)
-        if code:
-            raise typer.Exit(code)
-        return
     sizes = {"input_shape": input_shape and _shape(input_shape), "classes": classes, "samples": samples}
-    function = {"dimension": dimension, "returns": returns}
-    with _group() as is_first:  # every rank makes the audit, and the first one tells of it
+    if run is not None and (given or target != "spectral" or any(sizes.values())):
+        raise SettingsError(f"the run {run} says what to audit: leave the other settings out")
+    settings = _settings(run, given | ({"method": "opacus"} if target == "opacus" else {}))
+    if processes > 1 and not is_rank():
+        if target != "spectral":
+            raise SettingsError(f"--target {target} is audited in one process: leave --processes out")
+        run_as_ranks(settings, processes)
+        return
+    from spectral_dp.experiments.audit_target import statistics_target  # late: torch takes a second
+
+    with among_ranks("cpu") as is_first:  # every rank makes the audit, and the first one tells of it
         is_quiet = quiet or as_json or not is_first
-        report = _report(_target(run, given, target, sizes, function), full, confidence, audit_seed, is_quiet)
-        beside = _statistics(run, given, target)
+        audited = _target(run, settings, target, sizes, {"dimension": dimension, "returns": returns})
+        report = _report(audited, full, confidence, audit_seed, is_quiet)
+        beside = statistics_target(settings) if target == "spectral" else None
         other = None if beside is None else _report(beside, full, confidence, audit_seed, is_quiet)
     ok = report.ok and (other is None or other.ok)
     found = report.to_json() | ({"normalisation": other.to_json(), "ok": ok} if other else {})
@@ -113,47 +116,21 @@ def audit_command(
         raise typer.Exit(VIOLATION)
 
 
-def _group() -> AbstractContextManager[bool]:
-    """Joins the processes that audit together, if this is one of several; yields whether it is the first."""
-    if not is_rank():
-        return nullcontext(True)
-    from spectral_dp.experiments.follower import process_group
-
-    return process_group("cpu")
-
-
-def _refuse_for_ranks(run: Path | None, given: dict[str, Any], target: str) -> None:
-    from spectral_dp.experiments.follower import refuse_for_ranks
-
-    if target != "spectral":
-        raise SettingsError(f"--target {target} is audited in one process: leave --processes out")
-    refuse_for_ranks(_settings(run, given))
-
-
 def _settings(run: Path | None, given: dict[str, Any]) -> ResolvedSettings:
-    """Returns the settings of a run, or those that were given."""
+    """Returns the settings of a finished run, or those that were given."""
     from spectral_dp.experiments.run_directory import RunDirectory
 
     return Settings.from_dict(given, source="the settings").resolved() if run is None else RunDirectory(run).settings()
 
 
 def _target(
-    run: Path | None, given: dict[str, Any], target: str, sizes: dict[str, Any], function: dict[str, Any]
+    run: Path | None, settings: ResolvedSettings, target: str, sizes: dict[str, Any], function: dict[str, Any]
 ) -> Target:
-    """Returns what to audit: a run, or the step of settings, or a function of the user's."""
-    from spectral_dp.experiments.audit_target import (  # late: torch takes a second
-        claim_from_settings,
-        target_from_run,
-        target_from_settings,
-    )
+    """Returns what was asked for: a run, a function of the user's, or what the settings describe."""
+    from spectral_dp.experiments.audit_target import claim_from_settings, target_from_run, target_from_settings
 
     if run is not None:
-        if given or target != "spectral" or any(sizes.values()):
-            raise SettingsError(f"the run {run} says what to audit: leave the other settings out")
         return target_from_run(run)
-    if target == "opacus":
-        given = given | {"method": "opacus"}
-    settings = Settings.from_dict(given, source="the settings").resolved()
     if target in ("spectral", "opacus"):
         return target_from_settings(settings, **sizes)
     if ":" not in target:
@@ -162,13 +139,6 @@ def _target(
 
     claim = claim_from_settings(settings, sizes["samples"])
     return FunctionTarget(load_function(target), claim, name=target, **function)
-
-
-def _statistics(run: Path | None, given: dict[str, Any], target: str) -> Target | None:
-    """Returns the release of private statistics that comes before the training steps, if there is one."""
-    from spectral_dp.experiments.audit_target import statistics_target
-
-    return statistics_target(_settings(run, given)) if target == "spectral" else None
 
 
 def _report(target: Target, full: bool, confidence: float, seed: int | None, quiet: bool) -> Report:

@@ -13,6 +13,7 @@ from rich.console import Console
 from spectral_dp.cli.options import JsonOption, with_settings
 from spectral_dp.cli.progress import run_all
 from spectral_dp.cli.tables import print_wrapped
+from spectral_dp.experiments.setting_files import plain_value
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
 DEFAULT_ARMS = ("nonprivate", "dpsgd", "spectral")
@@ -89,10 +90,7 @@ def _inline(text: str, settings: str) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not (name and equals and value):
             raise SettingsError(f"--arm {text!r}: write settings as NAME=VALUE, separated by commas")
-        try:
-            found[name] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name] = value
+        found[name] = plain_value(value)
     return found
 
 

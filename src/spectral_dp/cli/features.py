@@ -5,20 +5,31 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spectral_dp.cli.data import CacheOption
-from spectral_dp.cli.options import JsonOption, named_values, plain_errors
+from spectral_dp.cli.options import JsonOption, with_settings
 from spectral_dp.cli.progress import INTERRUPTED, progress_bar
+from spectral_dp.experiments.settings import Settings
 
 if TYPE_CHECKING:
     from spectral_dp.features import ExtractionProgress
 
 
+#: Settings of a run that say which records there are, and how features are made of them.
+_SETTINGS = (
+    *("image_size", "data_path", "image_folder", "csv", "text_column", "label_column", "csv_encoding"),
+    "feature_options",
+)
+
+
+@partial(with_settings, only=_SETTINGS)
 def features_command(
+    given: dict[str, Any],
     dataset: Annotated[
         str | None, typer.Argument(metavar="[DATASET]", help="Data set; `spectral-dp data list` has them.")
     ] = None,
@@ -41,24 +52,9 @@ def features_command(
     maps: Annotated[
         bool, typer.Option("--maps", help="The last maps of the backbone, rather than their average over positions.")
     ] = False,
-    feature_option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Option of the features. May be repeated.")
-    ] = None,
     mirrored: Annotated[
         bool, typer.Option("--mirrored", help="Also those of the mirrored training images, for augmentation.")
     ] = False,
-    image_size: Annotated[int | None, typer.Option(help="Resize images to this many pixels a side.")] = None,
-    data_path: Annotated[
-        Path | None, typer.Option(help="File or directory with the official files, instead of the cache.")
-    ] = None,
-    image_folder: Annotated[
-        Path | None,
-        typer.Option(help="Your own images, in place of DATASET: a directory with a folder for each class."),
-    ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Your own texts, in place of DATASET: a CSV file.")] = None,
-    text_column: Annotated[str, typer.Option(help="Column of the texts, with --csv.")] = "text",
-    label_column: Annotated[str, typer.Option(help="Column of the labels, with --csv.")] = "label",
-    csv_encoding: Annotated[str, typer.Option(help="Encoding of the file, with --csv.")] = "utf-8",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each (default: the cores).")] = None,
     cache: CacheOption = None,
     verify: Annotated[
@@ -77,70 +73,63 @@ def features_command(
     spectral-dp features --image-folder photos --backbone efficientnet-lite0 --image-size 128
     spectral-dp features --csv reviews.csv --text-column review --label-column stars --backbone minilm-l6
     """  # noqa: D301  (\b is for click: keep these lines as they are)
-    with plain_errors():
-        from spectral_dp.experiments.data_source import load_records  # late: torch takes a second
-        from spectral_dp.experiments.settings import Settings
-        from spectral_dp.features import FeatureError, build_extractor
-        from spectral_dp.features.datasets import Split, dataset_features, facts_of
-        from spectral_dp.features.views import View
-        from spectral_dp.pretrained import NAMES
+    from spectral_dp.experiments.data_source import load_records  # late: torch takes a second
+    from spectral_dp.features import FeatureError, build_extractor
+    from spectral_dp.features.datasets import Split, dataset_features, facts_of
+    from spectral_dp.features.views import View
+    from spectral_dp.pretrained import NAMES
 
-        scattered = "scattering" if scattering else None
-        name = _one_name({"--features": features, "--scattering": scattered, "--prior": prior, "--backbone": backbone})
-        options: dict[str, Any] = dict(named_values(feature_option or []))
-        source = _source(dataset, data_path, image_folder, csv)
-        columns = {"text_column": text_column, "label_column": label_column, "csv_encoding": csv_encoding}
-        is_resized = image_size and (image_folder or name not in NAMES)
-        asked = Settings.from_dict(source | columns | {"image_size": image_size if is_resized else None})
-        records = load_records(asked, cache=cache)
-        if name in NAMES:  # resizes images itself, so that the cache is of the data set as published
-            given = {"weights": weights and str(weights), "image_size": image_size, "maps": maps or None}
-            given["cache"] = cache and str(cache)
-            options |= {option: value for option, value in given.items() if value is not None}
-        elif backbone or weights or maps:
-            raise FeatureError(f"--backbone, --weights and --maps are for one of {', '.join(NAMES)}, not for {name}")
-        extractor = build_extractor(name, facts_of(records), options)
-        variants: list[tuple[Split, View]] = [("train", "plain"), ("test", "plain")]
-        made = []
-        for split, view in variants + [("train", "mirrored")] * mirrored:
-            title, started = f"{records.name} {split} {view}", time.perf_counter()
-            try:
-                with progress_bar(title, "records", quiet=as_json) as update:
+    scattered = "scattering" if scattering else None
+    name = _one_name({"--features": features, "--scattering": scattered, "--prior": prior, "--backbone": backbone})
+    options: dict[str, Any] = given.pop("feature_options", {})
+    if name in NAMES:  # resizes images itself, so that the cache is of the data set as published
+        side = given.get("image_size") if "image_folder" in given else given.pop("image_size", None)
+        asked = {"weights": weights and str(weights), "image_size": side, "maps": maps or None}
+        asked["cache"] = cache and str(cache)
+        options |= {option: value for option, value in asked.items() if value is not None}
+    elif backbone or weights or maps:
+        raise FeatureError(f"--backbone, --weights and --maps are for one of {', '.join(NAMES)}, not for {name}")
+    records = load_records(_source(dataset, given), cache=cache)
+    extractor = build_extractor(name, facts_of(records), options)
+    variants: list[tuple[Split, View]] = [("train", "plain"), ("test", "plain")]
+    made = []
+    for split, view in variants + [("train", "mirrored")] * mirrored:
+        title, started = f"{records.name} {split} {view}", time.perf_counter()
+        try:
+            with progress_bar(title, "records", quiet=as_json) as update:
 
-                    def show(progress: ExtractionProgress) -> None:
-                        update(total=progress.total, completed=progress.finished, facts="")
+                def show(progress: ExtractionProgress) -> None:
+                    update(total=progress.total, completed=progress.finished, facts="")
 
-                    found = dataset_features(
-                        records,
-                        extractor,
-                        split,
-                        views=(view,),
-                        cache=cache,
-                        jobs=jobs or os.cpu_count() or 1,
-                        verify=verify,
-                        show=show,
-                    )
-            except KeyboardInterrupt:
-                typer.echo("stopped; the same command goes on", err=True)
-                raise typer.Exit(INTERRUPTED) from None
-            seconds = round(time.perf_counter() - started, 1)
-            made.append(
-                {"split": split, "view": view, "shape": found.shape, "seconds": seconds, "path": str(found.path)}
-            )
-            if not as_json:
-                typer.echo(f"{title}: {' x '.join(map(str, found.shape))}, {seconds} s, {found.path}")
+                found = dataset_features(
+                    records,
+                    extractor,
+                    split,
+                    views=(view,),
+                    cache=cache,
+                    jobs=jobs or os.cpu_count() or 1,
+                    verify=verify,
+                    show=show,
+                )
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command goes on", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        seconds = round(time.perf_counter() - started, 1)
+        made.append({"split": split, "view": view, "shape": found.shape, "seconds": seconds, "path": str(found.path)})
+        if not as_json:
+            typer.echo(f"{title}: {' x '.join(map(str, found.shape))}, {seconds} s, {found.path}")
     if as_json:
         typer.echo(json.dumps(made, indent=2))
 
 
-def _source(dataset: str | None, data_path: Path | None, image_folder: Path | None, csv: Path | None) -> dict[str, str]:
-    """Returns the settings that say where the records are."""
-    if not (dataset or image_folder or csv):
+def _source(dataset: str | None, given: dict[str, Any]) -> Settings:
+    """Returns settings that say where the records are."""
+    own = given.get("image_folder") or given.get("csv")
+    if not (dataset or own):
         raise typer.BadParameter("say of which records: DATASET, --image-folder DIR or --csv FILE")
-    if dataset and (image_folder or csv):
-        raise typer.BadParameter(f"{dataset} and {image_folder or csv} both say which records: give one of them")
-    given = {"dataset": dataset, "data_path": data_path, "image_folder": image_folder, "csv": csv}
-    return {name: str(value) for name, value in given.items() if value is not None}
+    if dataset and own:
+        raise typer.BadParameter(f"{dataset} and {own} both say which records: give one of them")
+    return Settings.from_dict(given | ({"dataset": dataset} if dataset else {}))
 
 
 def _one_name(given: dict[str, str | None]) -> str:

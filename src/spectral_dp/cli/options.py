@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
 from functools import partial
@@ -35,16 +35,16 @@ _REPEATED = {
 }
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+def with_settings(command: Callable[..., None], only: Collection[str] = ()) -> Callable[..., None]:
     """Gives a command a flag for every setting, and plain errors; it receives what was given, as ``given``.
 
-    Flags win over the file of ``--config``.
+    Flags win over the file of ``--config``, which a command that takes ``only`` some of the settings does not have.
     """
     own = inspect.signature(command, eval_str=True).parameters
-    flags = {setting.name: _flag(setting) for setting in fields(Settings)}
+    flags = {setting.name: _flag(setting) for setting in fields(Settings) if not only or setting.name in only}
 
     def run(**values: Any) -> None:
-        config = values.pop("config")
+        config = values.pop("config", None)
         with plain_errors():
             given = read_file(config) if config is not None else {}
             for name in flags:
@@ -53,9 +53,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                     given[name] = _PAIRS[name](value) if name in _PAIRS else value
             command(given=given, **values)
 
-    config = typer.Option(help="Settings from a TOML file, or the config.json of a run; flags win.")
+    file = typer.Option(help="Settings from a TOML file, or the config.json of a run; flags win.")
+    config = [] if only else [_parameter("config", Annotated[Path | None, file])]
     kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values() if p.name != "given"]
-    taken = [*kept, _parameter("config", Annotated[Path | None, config]), *flags.values()]
+    taken = [*kept, *config, *flags.values()]
     run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in taken}
     run.__doc__, run.__name__ = command.__doc__, command.__name__
@@ -121,37 +122,38 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _layer_numbers(flag: str, pairs: list[str]) -> dict[str, float]:
-    numbers = {}
-    for pair in pairs:
-        name, equals, number = pair.partition("=")
+def named_values(flag: str, texts: Sequence[str] | None, form: str, kind: Callable[[str], Any] = str) -> dict[str, Any]:
+    """Returns the values of a flag that is given once for each of them, by name.
+
+    Args:
+        flag: The flag, for an error.
+        texts: What it was given.
+        form: How it is to be written, with an example, for an error.
+        kind: Makes a value of its text.
+    """
+    found = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
         try:
-            numbers[name] = float(number)
+            if not (name and value):
+                raise ValueError
+            found[name] = kind(value)
         except ValueError:
-            equals = ""
-        if not (name and equals):
-            raise typer.BadParameter(
-                f"{flag} {pair}: write it as NAME={flag.rpartition('-')[2].upper()}, such as fc1=0.5"
-            )
-    return numbers
+            raise typer.BadParameter(f"{flag} {text}: write it as {form}") from None
+    return found
 
 
-def named_values(pairs: list[str]) -> dict[str, int | float | str]:
-    """Returns options that were given as NAME=VALUE; what reads as a number is one."""
-    options: dict[str, int | float | str] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not (name and equals and value):
-            raise typer.BadParameter(f"--feature-option {pair}: write it as NAME=VALUE, such as scales=3")
-        options[name] = value
-        for kind in (float, int):
-            with suppress(ValueError):
-                options[name] = kind(value)
-    return options
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
-_PAIRS: dict[str, Callable[[list[str]], Any]] = {
-    "layer_ratios": partial(_layer_numbers, "--layer-ratio"),
-    "layer_rates": partial(_layer_numbers, "--layer-rate"),
-    "feature_options": named_values,
+_PAIRS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
+    "layer_ratios": partial(named_values, "--layer-ratio", form="NAME=RATIO, such as fc1=0.5", kind=float),
+    "layer_rates": partial(named_values, "--layer-rate", form="NAME=FACTOR, such as fc1=0.5", kind=float),
+    "feature_options": partial(
+        named_values, "--feature-option", form="NAME=VALUE, such as scales=3", kind=_number_or_text
+    ),
 }

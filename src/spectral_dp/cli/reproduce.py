@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spectral_dp.cli.options import plain_errors
+from spectral_dp.cli.options import named_values, plain_errors
 from spectral_dp.cli.progress import INTERRUPTED, run_all
 from spectral_dp.cli.tables import print_wrapped
 
@@ -65,7 +65,8 @@ def reproduce_command(
         if not names:
             raise recipes.RecipeError(f"which recipe? Choose from {', '.join(recipes.names())}, or {ALL}")
         asked = [each for name in names for each in (recipes.names() if name == ALL else [name])]
-        files = _files("--image-folder", image_folder), _files("--weights", weights)
+        form = "NAME=PATH, such as cifar100=images"
+        files = named_values("--image-folder", image_folder, form), named_values("--weights", weights, form)
         chosen = {name: recipes.read_recipe(name, scale, seeds).with_files(*files) for name in dict.fromkeys(asked)}
         if len({recipe.name for recipe in chosen.values()}) < len(chosen):
             raise recipes.RecipeError(f"{', '.join(chosen)}: two of these have the same name, and so the same report")
@@ -87,16 +88,6 @@ def reproduce_command(
             failed |= code != 0
     if failed:
         raise typer.Exit(1)
-
-
-def _files(flag: str, pairs: list[str] | None) -> dict[str, str]:
-    found = {}
-    for pair in pairs or ():
-        name, _, path = pair.partition("=")
-        if not (name and path):
-            raise typer.BadParameter(f"{flag} {pair}: write it as NAME=PATH, such as cifar100=images")
-        found[name] = path
-    return found
 
 
 def _list(recipes: list[Recipe]) -> None:

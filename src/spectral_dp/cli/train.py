@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +12,8 @@ from rich.table import Table
 
 from spectral_dp.cli.options import JsonOption, QuietOption, print_result, with_settings
 from spectral_dp.cli.progress import INTERRUPTED, progress_bar
-from spectral_dp.experiments.launch import is_rank, run_ranks
+from spectral_dp.cli.ranks import among_ranks, run_as_ranks
+from spectral_dp.experiments.launch import is_rank
 from spectral_dp.experiments.rounding import rounded_up
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
@@ -56,34 +55,16 @@ def train_command(
     _warn_of_unused(asked, given)
     settings = asked.resolved()
     if processes > 1 and not is_rank():
-        _train_as_ranks(settings, processes)
+        run_as_ranks(settings, processes)
         return
     directory = RunDirectory(out or _default_directory(settings))
-    with _among_ranks(settings) as is_first:
+    with among_ranks(settings.device) as is_first:
         summary = _run(settings, directory, resume, quiet or as_json or not is_first)
     if is_first:
         print_result({"directory": str(directory.path), **summary}, _table(summary, directory.path), as_json)
 
 
-def _train_as_ranks(settings: ResolvedSettings, processes: int) -> None:
-    """Starts the same command several times, and ends as it ended."""
-    from spectral_dp.experiments.follower import refuse_for_ranks
-
-    refuse_for_ranks(settings)  # once, before each of them would say so
-    code = run_ranks([sys.executable, "-m", "spectral_dp", *sys.argv[1:]], processes)
-    if code:
-        raise typer.Exit(code)
-
-
-def _among_ranks(settings: ResolvedSettings) -> AbstractContextManager[bool]:
-    """Joins the other processes, if there are any; gives whether this is the first."""
-    from spectral_dp.experiments.follower import process_group
-
-    return process_group(settings.device) if is_rank() else nullcontext(True)
-
-
 def _run(settings: ResolvedSettings, directory: Any, resume: bool, quiet: bool) -> dict[str, Any]:
-    from spectral_dp.experiments.follower import run_on_ranks
     from spectral_dp.experiments.trainer import Interrupted, run
 
     title = f"{settings.dataset} {settings.model} {settings.method}"
@@ -98,7 +79,7 @@ def _run(settings: ResolvedSettings, directory: Any, resume: bool, quiet: bool) 
                     facts.append(f"epsilon {rounded_up(progress.epsilon)}")
                 update(total=progress.steps, completed=progress.step, facts=", ".join(facts))
 
-            return (run_on_ranks if is_rank() else run)(settings, directory, resume=resume, show=show)
+            return run(settings, directory, resume=resume, show=show)
     except (Interrupted, KeyboardInterrupt) as stop:
         typer.echo(f"{stop or 'stopped'}\ngo on with: spectral-dp train --out {directory.path} --resume", err=True)
         raise typer.Exit(INTERRUPTED) from None

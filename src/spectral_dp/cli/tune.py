@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,7 +15,11 @@ from rich.table import Table
 from spectral_dp.cli.options import JsonOption, print_result, with_settings
 from spectral_dp.cli.progress import INTERRUPTED, progress_bar
 from spectral_dp.experiments.rounding import rounded_up
-from spectral_dp.experiments.settings import SettingsError
+from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
+
+if TYPE_CHECKING:
+    from spectral_dp.experiments.tuning.open_search import Records
+    from spectral_dp.experiments.tuning.plan import AccountedSearch
 
 Accounting = Literal["selection", "public-data", "none"]
 Law = Literal["negative-binomial", "poisson"]
@@ -79,36 +84,29 @@ def tune_command(
         raise SettingsError("search must be a table of ranges by the name of a setting")
     space = SearchSpace((*read_dimensions(listed), *parse_dimensions(search or [])), sampler, search_seed)
     root = out or Path("runs", f"tune-{time.strftime('%Y%m%d-%H%M%S')}")
-    if accounting == "selection":
-        if hours is not None:
-            raise SettingsError("the number of trials is drawn in advance and all are run: leave --hours out")
-        from spectral_dp.accounting import TrialsLaw
-
-        drawn_by = TrialsLaw(trials, math.inf if law == "poisson" else shape)
-        _tune_accounted(given, space, drawn_by, candidates, score_noise, root, jobs, as_json)
-    else:
-        _tune_openly(given, space, trials, accounting == "public-data", hours, root, jobs, as_json)
-
-
-def _tune_accounted(
-    given: dict[str, Any],
-    space: Any,
-    law: Any,
-    candidates: int,
-    score_noise: float,
-    root: Path,
-    jobs: int,
-    as_json: bool,
-) -> None:
-    from spectral_dp.experiments.tuning.accounted import run_search  # late: torch takes a second
-    from spectral_dp.experiments.tuning.open_search import searched_values
+    if accounting != "selection":
+        drawn = space.candidates({"reproducible": True} | given, trials)
+        seconds = None if hours is None else 3600 * hours
+        records: Records = "public" if accounting == "public-data" else "private"
+        _tune_openly(drawn, [dimension.name for dimension in space.dimensions], records, seconds, root, jobs, as_json)
+        return
+    if hours is not None:
+        raise SettingsError("the number of trials is drawn in advance and all are run: leave --hours out")
+    from spectral_dp.accounting import TrialsLaw
     from spectral_dp.experiments.tuning.plan import plan_search
 
-    console = Console(stderr=True)
-    with console.status("calibrating the noise of the candidates"):
-        plan = plan_search(given, space, law, candidates=candidates, score_noise=score_noise)
+    with Console(stderr=True).status("calibrating the noise of the candidates"):
+        drawn_by = TrialsLaw(trials, math.inf if law == "poisson" else shape)
+        plan = plan_search(given, space, drawn_by, candidates=candidates, score_noise=score_noise)
+    _tune_accounted(plan, root, jobs, as_json)
+
+
+def _tune_accounted(plan: AccountedSearch, root: Path, jobs: int, as_json: bool) -> None:
+    from spectral_dp.experiments.tuning.accounted import run_search  # late: torch takes a second
+    from spectral_dp.experiments.tuning.open_search import searched_values
+
     try:
-        with console.status("running trials; how many there are is not shown, because it is not released"):
+        with Console(stderr=True).status("running trials; how many there are is not shown, because it is not released"):
             statement = run_search(plan, root, jobs=jobs)
     except KeyboardInterrupt:
         _say_how_to_go_on(root)
@@ -119,7 +117,6 @@ def _tune_accounted(
         table.add_row("winner", "none: no trial gave a result (the logs are in private/)")
     else:
         from spectral_dp.experiments.setting_files import read_file
-        from spectral_dp.experiments.settings import ResolvedSettings
 
         winner = ResolvedSettings.from_dict(read_file(root / "released" / "config.json"))
         for name, value in searched_values(winner, plan.searched).items():
@@ -134,19 +131,16 @@ def _tune_accounted(
 
 
 def _tune_openly(
-    given: dict[str, Any],
-    space: Any,
-    trials: int,
-    is_public: bool,
-    hours: float | None,
+    candidates: Sequence[ResolvedSettings],
+    searched: Sequence[str],
+    records: Records,
+    seconds: float | None,
     root: Path,
     jobs: int,
     as_json: bool,
 ) -> None:
     from spectral_dp.experiments.tuning.open_search import run_open_search
 
-    candidates = space.candidates({"reproducible": True} | given, trials)
-    searched = [dimension.name for dimension in space.dimensions]
     try:
         with progress_bar("searching", "trials", quiet=as_json) as update:
 
@@ -154,15 +148,7 @@ def _tune_openly(
                 done = progress.finished + sum(progress.running.values())
                 update(total=progress.total, completed=done, facts=f"{len(progress.running)} running")
 
-            report = run_open_search(
-                candidates,
-                searched,
-                root,
-                records="public" if is_public else "private",
-                jobs=jobs,
-                seconds=None if hours is None else 3600 * hours,
-                show=show,
-            )
+            report = run_open_search(candidates, searched, root, records=records, jobs=jobs, seconds=seconds, show=show)
     except KeyboardInterrupt:
         _say_how_to_go_on(root)
     table = Table("trial", "accuracy %", *searched, title="search, NOT accounted for", caption=report["statement"])

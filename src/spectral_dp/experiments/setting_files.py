@@ -40,3 +40,11 @@ def refuse_old_names(names: Collection[str], source: str) -> None:
     if old := [name for name in _RENAMED if name in names]:
         renamed = ", ".join(f"{name} is now {_RENAMED[name]}" for name in old)
         raise SettingsError(f"{renamed}: rename {'it' if len(old) == 1 else 'them'} in {source}")
+
+
+def plain_value(text: str) -> Any:
+    """Returns the value that TOML reads in a text, and the text itself where it reads none: a word without quotes."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()

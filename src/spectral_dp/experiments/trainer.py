@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors.torch import save as safetensors_bytes
@@ -34,13 +34,12 @@ from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.optimizers import settled
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings
+from spectral_dp.experiments.several_processes import refuse_for_ranks
 from spectral_dp.experiments.signals import handled_by
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
 from spectral_dp.features import FeatureDataset
 from spectral_dp.files import whole_file, write_json
-from spectral_dp.training.distributed.ranks import current_ranks
-
-Value = TypeVar("Value")
+from spectral_dp.training.distributed.ranks import current_ranks, of_first
 
 #: The most of a run that a kill can cost where checkpoints within epochs are possible, in seconds.
 CHECKPOINT_EVERY = 300.0
@@ -74,18 +73,24 @@ def run(
 ) -> dict[str, Any]:
     """Trains as the settings say and returns the summary; with ``resume``, goes on where the directory left off.
 
+    Of several processes that train together, the first evaluates and writes the directory; the others return nothing.
+
     Raises:
         Interrupted: If a signal asked to stop. A checkpoint was written if the method can resume from there.
     """
+    is_first = (ranks := current_ranks()) is None or ranks.is_first
+    if ranks is not None:
+        refuse_for_ranks(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     dataset = load_data(settings)
-    with directory.claimed(settings, resume=resume):
-        if _of_first(lambda: directory.is_finished, "the beginning of the run"):
-            return directory.summary()
+    with directory.claimed(settings, resume=resume) if is_first else nullcontext():
+        if of_first(ranks, lambda: directory.is_finished, "the beginning of the run"):
+            return directory.summary() if is_first else {}
         with stop_requests() as is_stopped:
             trainer = Trainer(settings, directory, dataset, show, is_stopped)
-            directory.begin(settings)  # only now: settings that were refused must not bind the directory
+            if is_first:
+                directory.begin(settings)  # only now: settings that were refused must not bind the directory
             return trainer.run()
 
 
@@ -114,6 +119,7 @@ class Trainer:
     ) -> None:
         self.settings, self.directory, self.dataset = settings, directory, dataset
         self._show, self._is_stopped, self._ranks = show, is_stopped, current_ranks()
+        self._is_first = self._ranks is None or self._ranks.is_first
         self._processes = [1 if self._ranks is None else self._ranks.size]  # of the whole run, in order
         network = build_network(settings, dataset.input_shape, dataset.classes)
         network = with_normalization(settings, network, dataset.input_shape)
@@ -131,7 +137,7 @@ class Trainer:
         self._epsilon = self.method.epsilon()
         self._accuracy: float | None = None
         self._next_accounting = 0.0  # when epsilon may be looked at again
-        self._tensorboard = _tensorboard(directory) if self._ranks is None or self._ranks.is_first else None
+        self._tensorboard = _tensorboard(directory) if self._is_first else None
 
     def run(self) -> dict[str, Any]:
         """Trains to the end."""
@@ -142,7 +148,7 @@ class Trainer:
             if self._is_to_evaluate():
                 self._save()  # before the evaluation is recorded: what is known of a step was accounted for
                 self._evaluate()
-        return self._finish()
+        return self._finish() if self._is_first else {}
 
     @property
     def seconds(self) -> float:
@@ -220,6 +226,8 @@ class Trainer:
             group["lr"] = self.settings.learning_rate * factor * group.get("rate", 1.0)
 
     def _evaluate(self) -> None:
+        if not self._is_first:
+            return
         self._write_layers()
         self._epsilon = self.method.epsilon()
         rows = PRETRAINED_ROWS if is_fine_tuned(self.settings) else 1000
@@ -268,7 +276,7 @@ class Trainer:
 
     def _resume(self) -> None:
         self._started = self._saved = time.perf_counter()
-        if not _of_first(self.directory.checkpoint.exists, "the search for a checkpoint"):
+        if not of_first(self._ranks, self.directory.checkpoint.exists, "the search for a checkpoint"):
             self._checked_metrics(None)
             return
         extra = self.method.load(self.directory.checkpoint)
@@ -286,6 +294,8 @@ class Trainer:
             self._evaluate()  # it was killed between the two
 
     def _checked_metrics(self, checkpoint_step: int | None) -> list[dict[str, Any]]:
+        if not self._is_first:
+            return []
         return self.directory.checked_metrics(checkpoint_step, None if checkpoint_step is None else self.method.ledger)
 
     def _must_stop(self) -> bool:
@@ -360,12 +370,6 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 
     with handled_by(ask, signal.SIGINT, signal.SIGTERM):
         yield asked.is_set
-
-
-def _of_first(make: Callable[[], Value], place: str) -> Value:
-    """Returns what a function returns on the first rank, or just what it returns if there is one process."""
-    ranks = current_ranks()
-    return make() if ranks is None else ranks.of_first(make, place)
 
 
 def _peak_memory_mb() -> float:

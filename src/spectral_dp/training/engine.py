@@ -28,7 +28,7 @@ from spectral_dp.training.compatibility import check_criterion, require_compatib
 from spectral_dp.training.config import SpectralConfig
 from spectral_dp.training.criterion import GhostMode, PlainMode, PrivateCriterion, check_mode
 from spectral_dp.training.distributed.joining import release_facts, share_ledger, share_model, stop_together
-from spectral_dp.training.distributed.ranks import Ranks, current_ranks
+from spectral_dp.training.distributed.ranks import Ranks, current_ranks, of_first
 from spectral_dp.training.distributed.same_records import require_same_records
 from spectral_dp.training.distributed.shard import ShardCoins
 from spectral_dp.training.distributed.shares import RankNoise, SharedNoise, add_noise_alone
@@ -309,7 +309,7 @@ class PrivacyEngine(EngineCheckpoints):
             budget = {"target_epsilon": target_epsilon, "target_delta": target_delta, "stop_at_budget": stop_at_budget}
             planned_for = {"sample_rate": rate, "steps": steps, "other_releases": list(other_releases)}
             self._ranks.meet("make_private_with_epsilon", {**budget, **planned_for})
-        sigma = self._of_first(calibrated, "the calibration of the noise")
+        sigma = of_first(self._ranks, calibrated, "the calibration of the noise")
         make: Callable[..., PrivateParts | GhostParts] = self.make_private
         sampled = {"data_loader": data_loader, "poisson_sampling": poisson_sampling, "sample_rate": sample_rate}
         result = make(noise_multiplier=sigma, **sampled, **options)

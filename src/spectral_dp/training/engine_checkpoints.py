@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
 from spectral_dp.training import checkpoint
-from spectral_dp.training.distributed.ranks import Ranks
+from spectral_dp.training.distributed.ranks import Ranks, of_first
 from spectral_dp.training.optimizer import PrivateOptimizer
 from spectral_dp.training.run import Run
 from spectral_dp.training.schedulers import Scheduler, require_same_schedulers, restore_schedulers, scheduler_states
-
-Value = TypeVar("Value")
 
 
 class EngineCheckpoints:
@@ -103,7 +101,7 @@ class EngineCheckpoints:
         run = self._require_run()
         run.require_own(module, optimizer)
         schedulers = {"noise_scheduler": noise_scheduler, "grad_clip_scheduler": grad_clip_scheduler}
-        state = self._of_first(lambda: checkpoint.load(path, **(torch_load_kwargs or {})), "load_checkpoint")
+        state = of_first(self._ranks, lambda: checkpoint.load(path, **(torch_load_kwargs or {})), "load_checkpoint")
         saved = state.get("schedulers", {})
         require_same_schedulers(saved, scheduler_states(schedulers, run.optimizer))
         run.load_state_dict(state, module)
@@ -124,10 +122,6 @@ class EngineCheckpoints:
         run = self._require_run()
         run.require_own(module, None)
         run.load_state_dict(checkpoint.unsealed(state, "this state"), module)
-
-    def _of_first(self, make: Callable[[], Value], place: str) -> Value:
-        """Returns what a function returns on rank 0, or just what it returns if there is one process."""
-        return make() if self._ranks is None else self._ranks.of_first(make, place)
 
     def _require_run(self) -> Run:
         if self._run is None:

@@ -13,7 +13,6 @@ The candidates depend on the ranges, their number, the sampler and a seed. They 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import qmc
 
+from spectral_dp.experiments.setting_files import plain_value
 from spectral_dp.experiments.setting_types import kind_of
 from spectral_dp.experiments.settings import ResolvedSettings, Settings, SettingsError
 
@@ -152,15 +152,7 @@ def parse_dimensions(flags: Sequence[str]) -> list[Dimension]:
             raise SettingsError(f"--search {flag}: write NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=A,B,C, once a name")
         low, dots, high = text.removesuffix(":log").partition("..")
         if dots:
-            table[name] = {"low": _value(low), "high": _value(high), "log": text.endswith(":log")}
+            table[name] = {"low": plain_value(low), "high": plain_value(high), "log": text.endswith(":log")}
         else:
-            table[name] = [_value(part) for part in text.split(",")]
+            table[name] = [plain_value(part) for part in text.split(",")]
     return read_dimensions(table)
-
-
-def _value(text: str) -> Any:
-    """Returns a number or a truth value where the text reads as one; words need no quotes."""
-    try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text.strip()

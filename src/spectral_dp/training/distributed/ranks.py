@@ -233,6 +233,11 @@ def current_ranks() -> Ranks | None:
     return _known
 
 
+def of_first(ranks: Ranks | None, make: Callable[[], Value], place: str) -> Value:
+    """Returns what the first of several processes makes, or what this one makes if it is alone."""
+    return make() if ranks is None else ranks.of_first(make, place)
+
+
 def _device() -> torch.device:
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from spectral_dp.experiments.follower import refuse_for_ranks
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import SettingsError
+from spectral_dp.experiments.several_processes import refuse_for_ranks
 
 PROGRAMS = "tests.support.rank_programs:"
 
