@@ -6,28 +6,15 @@ from spectral_dp.experiments.settings import ResolvedSettings, Settings, Setting
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"epoch": 3}, "unknown settings epoch: choose from dataset"),
-        (
-            {"method": "sgd"},
-            "method must be one of spectral, dpsgd, opacus, class-means, least-squares, nonprivate, got 'sgd'",
-        ),
-        ({"relation": "swap"}, "relation must be one of add_or_remove_one"),
-        ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
-        ({"epochs": True}, "epochs must be of type int, got True"),
-        ({"epochs": "3"}, "epochs must be of type int"),
         ({"epochs": 0}, "epochs must be positive, got 0"),
         ({"epsilon": 0}, "epsilon must be positive, got 0"),
-        ({"epsilon": float("nan")}, "epsilon must be finite, got nan"),
         ({"delta": 1}, "delta must be between 0 and 1"),
         ({"conv_ratio": 1}, r"conv_ratio must be in \[0, 1\)"),
         ({"layer_ratios": {"fc1": 2}}, r"fc1 must be in \[0, 1\)"),
-        ({"layer_ratios": ["fc1"]}, "layer_ratios must map layer names to numbers"),
         ({"epsilon": 2, "noise_multiplier": 1}, "epsilon or noise_multiplier, not both"),
-        ({"layer_max_grad_norms": ["a"]}, "layer_max_grad_norms must be a list of numbers"),
         ({"layer_max_grad_norms": [1]}, "layer_max_grad_norms needs clipping per_layer, not flat"),
         ({"momentum": 1}, r"momentum must be in \[0, 1\)"),
         ({"noise_multiplier": -1}, "noise_multiplier must be at least 0"),
-        ({"learning_rate": float("inf")}, "learning_rate must be finite"),
     ],
 )
 def test_bad_settings_say_what_is_wrong(given, message):
@@ -68,9 +55,3 @@ def test_resolved_settings_leave_nothing_open():
 def test_an_unknown_model_is_found_before_anything_runs(method):
     with pytest.raises(ValueError, match="unknown model 'resnet'"):
         Settings(model="resnet", method=method).resolved()
-
-
-def test_lists_of_layers():
-    assert Settings(dense_layers=["fc1"]).dense_layers == ["fc1"]
-    with pytest.raises(SettingsError, match="dense_layers must be a list of layer names"):
-        Settings.from_dict({"dense_layers": "fc1"})

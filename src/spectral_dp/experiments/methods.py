@@ -36,10 +36,7 @@ def start(settings: ResolvedSettings, model: nn.Module, data: TrainingData) -> M
     if settings.method in ONE_SHOT:
         warn_if_delta_too_large(settings.delta, len(data.train_images))
         return OneShotMethod(settings, model, data)
-    if settings.batch_size > len(data.train_images):
-        raise SettingsError(
-            f"batch_size {settings.batch_size} exceeds the {len(data.train_images)} training samples: lower it"
-        )
+    settings.sampling(len(data.train_images))  # or an error: batches are too large
     if settings.method in ("nonprivate", "opacus") and statistics_phases(settings):
         raise SettingsError(f"method {settings.method} has no ledger for private statistics: use feature_norm group")
     if settings.method == "nonprivate":

@@ -66,7 +66,7 @@ def test_one_step_that_takes_all_records_is_planned_as_it_is_run(given):
         (PATCHES | {"feature_options": {"prior": CONTROL}}, "made from the records are not covered"),
         (PATCHES | {"feature_rank": 5, "feature_prior": CONTROL}, "made from the records are not covered"),
         ({"batch_size": 200, "noise_multiplier": 0.0}, "infinite: add noise"),
-        ({"batch_size": 500}, "exceeds the 200 training records"),
+        ({"batch_size": 500}, "exceeds the 200 training samples"),
         ({"noise_multiplier": 0.0}, "infinite: add noise"),
         ({"epsilon": 0.01}, "add noise to the score"),
     ],

@@ -121,10 +121,7 @@ def plan_search(
 
 def planned_phases(settings: ResolvedSettings, records: int) -> tuple[Phase, ...]:
     """Returns the releases of the training records that a trial makes; its noise may not be known yet."""
-    if settings.batch_size > records:
-        raise SettingsError(f"batch_size {settings.batch_size} exceeds the {records} training records: lower it")
-    rate, steps = settings.batch_size / records, settings.epochs * math.ceil(records / settings.batch_size)
-    return (*statistics_phases(settings), Phase(settings.noise_multiplier or 0.0, rate, steps))
+    return (*statistics_phases(settings), Phase(settings.noise_multiplier or 0.0, *settings.sampling(records)))
 
 
 def _refuse(settings: ResolvedSettings) -> None:
