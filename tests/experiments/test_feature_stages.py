@@ -76,7 +76,7 @@ def test_shapes_are_known_without_data(options, shape):
 
 def test_shapes_need_no_spectrum(monkeypatch):
     """An audit asks for the shape of what is read, of a run that may be large."""
-    monkeypatch.setattr("spectral_dp.experiments.feature_stages.generated_spectrum", None)
+    monkeypatch.setattr("spectral_dp.features.generated_spectrum", None)
     assert feature_shape(settings(feature_rank=40), (1, 8, 8)) == (40,)
 
 

@@ -8,7 +8,6 @@ from tests.support.pretrained import lively, weights_content
 from torch.nn import functional as F
 
 from spectral_dp.features import Backbone, FeatureError, ImageFacts, build_extractor, extract_features
-from spectral_dp.features.backbone import pretrained_backbone
 from spectral_dp.pretrained import NAMES, WeightsError, find_architecture, find_weights
 from spectral_dp.pretrained.networks.minilm import MiniLM
 
@@ -171,7 +170,7 @@ def as_bytes(*texts, length=24):
 
 
 def test_texts_are_bytes_or_word_pieces(text_weights):
-    extractor = pretrained_backbone("minilm-l6", weights=text_weights.path, length=8)
+    extractor = Backbone(find_weights("minilm-l6", text_weights.path), length=8)
     assert extractor.output_shape((24,)) == (8,)
     module = extractor.module((24,))
     texts = ["Good movies!", "bad movie"]
@@ -186,7 +185,7 @@ def test_texts_are_bytes_or_word_pieces(text_weights):
 def test_a_text_that_ends_within_a_character(text_weights):
     cut = as_bytes("good é", length=6)
     with torch.no_grad():
-        module = pretrained_backbone("minilm-l6", weights=text_weights.path).module((6,))
+        module = Backbone(find_weights("minilm-l6", text_weights.path)).module((6,))
         assert torch.allclose(module(cut), module(as_bytes("good", length=6)), atol=1e-6)
         assert bool(module(torch.zeros(1, 6, dtype=torch.uint8)).isfinite().all())
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tests.support.extractors import Scaled
 
-from spectral_dp.features import FeatureCache, FeatureError, cache, extract_features
+from spectral_dp.features import FeatureError, cache, extract_features
+from spectral_dp.features.cache import FeatureCache
 
 IMAGES = torch.arange(10 * 16, dtype=torch.uint8).view(10, 1, 4, 4)
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from tests.support.extractors import Lying, Mixing, Scaled
 
-from spectral_dp.features import FeatureError, Prepared, ViewsOfRows, cache, extract_features, extraction
+from spectral_dp.features import FeatureError, Prepared, cache, extract_features, extraction
+from spectral_dp.features.rows import ViewsOfRows
 
 IMAGES = torch.arange(10 * 16, dtype=torch.uint8).view(10, 1, 4, 4)
 

@@ -12,14 +12,13 @@ from tests.support.silent import Silent
 from spectral_dp import Relation
 from spectral_dp.accounting import Ledger, gaussian_epsilon
 from spectral_dp.features import (
-    ChannelNormalization,
     ChannelStatistics,
     FeatureError,
     FeatureRows,
     private_channel_statistics,
     public_channel_statistics,
 )
-from spectral_dp.features.normalization import JOINT_BOUND, moments, release_moments
+from spectral_dp.features.normalization import JOINT_BOUND, ChannelNormalization, moments, release_moments
 from spectral_dp.mechanism.noise import SeededNoise
 
 C = 6

@@ -13,11 +13,10 @@ from spectral_dp.features import (
     FeatureError,
     ImageFacts,
     Patches,
-    PatchResponses,
     build_extractor,
     extract_features,
 )
-from spectral_dp.features.patches import _bounds
+from spectral_dp.features.patches import PatchResponses, _bounds
 from spectral_dp.priors import PRIORS, DeadLeaves, generate_images, get_prior
 from spectral_dp.priors.dictionary import learn_dictionary
 from spectral_dp.priors.patches import CONTRAST_FLOOR

@@ -4,8 +4,9 @@ import pytest
 import torch
 from tests.support.extractors import Scaled
 
-from spectral_dp.features import FeatureError, Prepared, ViewsOfRows, extract_features, extract_in_stages
-from spectral_dp.features.pipeline import shape_after
+from spectral_dp.features import FeatureError, Prepared, extract_features
+from spectral_dp.features.pipeline import extract_in_stages, shape_after
+from spectral_dp.features.rows import ViewsOfRows
 
 IMAGES = torch.arange(160, dtype=torch.uint8).view(10, 1, 4, 4)
 

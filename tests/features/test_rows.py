@@ -4,7 +4,8 @@ import pytest
 import torch
 from tests.support.extractors import Scaled
 
-from spectral_dp.features import FeatureError, FeatureRows, ViewsOfRows, extract_features
+from spectral_dp.features import FeatureError, FeatureRows, extract_features
+from spectral_dp.features.rows import ViewsOfRows
 
 
 def test_parts_of_parts():

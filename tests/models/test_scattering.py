@@ -5,17 +5,10 @@ import torch
 from tests.support.extractors import Scaled
 
 from spectral_dp import models
-from spectral_dp.features import (
-    ChannelNormalization,
-    Prepared,
-    Projected,
-    Scattering,
-    ViewsOfRows,
-    Weighted,
-    extract_features,
-    extract_in_stages,
-    generated_spectrum,
-)
+from spectral_dp.features import Prepared, Projected, Scattering, Weighted, extract_features, generated_spectrum
+from spectral_dp.features.normalization import ChannelNormalization
+from spectral_dp.features.pipeline import extract_in_stages
+from spectral_dp.features.rows import ViewsOfRows
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.models import FeatureNetwork, ScatterCNN, ScatterLinear
 from spectral_dp.models.scattering import with_channel_normalization

@@ -95,7 +95,7 @@ def test_the_head(arrays, network):
     x = torch.randn(2, 2048)
     expected = x @ torch.from_numpy(arrays["fc1000/kernel"]) + torch.from_numpy(arrays["fc1000/bias"])
     with torch.no_grad():
-        assert torch.allclose(network.head(x), expected, atol=1e-4)
+        assert torch.allclose(network.fc(x), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("damage", ["cut", "no manifest", "no shard", "no array", "another type"])

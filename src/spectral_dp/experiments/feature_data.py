@@ -11,24 +11,11 @@ import torch
 from torch import nn
 
 from spectral_dp.accounting import Ledger, Phase, calibrate_noise
+from spectral_dp.experiments import feature_stages
 from spectral_dp.experiments.data_source import Records, load_records
-from spectral_dp.experiments.feature_stages import (
-    averaged_views,
-    extractor_of,
-    image_shape,
-    reads_features,
-    stages_of,
-    trained_views,
-)
 from spectral_dp.experiments.settings import ResolvedSettings
-from spectral_dp.features import Extractor, FeatureDataset, FeatureRows
+from spectral_dp.features import Extractor, FeatureDataset, FeatureRows, normalization
 from spectral_dp.features.datasets import Split, dataset_features
-from spectral_dp.features.normalization import (
-    ChannelNormalization,
-    ChannelStatistics,
-    private_channel_statistics,
-    public_channel_statistics,
-)
 from spectral_dp.features.views import VIEWS, View
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
 from spectral_dp.models.scattering import with_channel_normalization
@@ -38,7 +25,7 @@ _NOISE_OF_STATISTICS = 0x5EED  # added to the seed of a reproducible run: its tr
 
 def load_features(settings: ResolvedSettings) -> FeatureDataset:
     """Returns the features that a run trains on; those that are not in the cache yet are computed."""
-    views, stages = trained_views(settings), stages_of(settings)
+    views, stages = feature_stages.trained_views(settings), feature_stages.stages_of(settings)
     images = load_records(settings)
     dataset = FeatureDataset(
         images.name,
@@ -64,10 +51,10 @@ def _rows(
     caches = [
         dataset_features(
             images,
-            extractor_of(settings),
+            feature_stages.extractor_of(settings),
             split,
             stages=stages,
-            views=averaged_views(settings) if settings.mirror_average else (view,),
+            views=feature_stages.averaged_views(settings) if settings.mirror_average else (view,),
             jobs=settings.threads or torch.get_num_threads(),
         )
         for view in views
@@ -77,18 +64,18 @@ def _rows(
 
 def with_normalization(settings: ResolvedSettings, model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Gives the model of a run its normalisation of channels, if it has one; public statistics are set at once."""
-    if not reads_features(settings) or settings.feature_norm not in ("private", "public"):
+    if not feature_stages.reads_features(settings) or settings.feature_norm not in ("private", "public"):
         return model
-    extractor, of_image = extractor_of(settings), image_shape(settings)
+    extractor, of_image = feature_stages.extractor_of(settings), feature_stages.image_shape(settings)
     positions = math.prod(extractor.output_shape(of_image)[1:])
     model = with_channel_normalization(model, shape, positions if settings.feature_ratio else None)
-    _normalization(model).set(public_channel_statistics(extractor, of_image))
+    _normalization(model).set(normalization.public_channel_statistics(extractor, of_image))
     return model
 
 
 def statistics_phases(settings: ResolvedSettings) -> tuple[Phase, ...]:
     """Returns what the private statistics of a run are charged as; nothing if it has none."""
-    if not reads_features(settings) or settings.feature_norm != "private":
+    if not feature_stages.reads_features(settings) or settings.feature_norm != "private":
         return ()
     return (Phase(settings.feature_noise_multiplier, 1.0, 1),)
 
@@ -137,9 +124,9 @@ class StatisticsRelease:
 
     def release(self, ledger: Ledger) -> None:
         """Charges the ledger, releases the statistics, and gives them to the model."""
-        normalization = _normalization(self.model)
-        public = ChannelStatistics(normalization.mean.cpu().clone(), normalization.std.cpu().clone())
-        released = private_channel_statistics(
+        own = _normalization(self.model)
+        public = normalization.ChannelStatistics(own.mean.cpu().clone(), own.std.cpu().clone())
+        released = normalization.private_channel_statistics(
             self.maps,
             public,
             noise_multiplier=self.settings.feature_noise_multiplier,
@@ -147,7 +134,7 @@ class StatisticsRelease:
             ledger=ledger,
             noise=noise_source(self.settings, _NOISE_OF_STATISTICS),
         )
-        normalization.set(released)
+        own.set(released)
 
     def facts(self) -> dict[str, Any]:
         """Returns what the privacy statement says of the release."""
@@ -168,7 +155,7 @@ def statistics_release(settings: ResolvedSettings, model: nn.Module, dataset: An
     return StatisticsRelease(settings, model, dataset.train_images if is_raw else load_features(raw).train_images)
 
 
-def _normalization(model: nn.Module) -> ChannelNormalization:
+def _normalization(model: nn.Module) -> normalization.ChannelNormalization:
     found = model.normalization
-    assert isinstance(found, ChannelNormalization)
+    assert isinstance(found, normalization.ChannelNormalization)
     return found

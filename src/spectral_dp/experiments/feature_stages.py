@@ -7,18 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from spectral_dp import features
 from spectral_dp.experiments.data_source import records_info
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
-from spectral_dp.features import (
-    Extractor,
-    ImageFacts,
-    Prepared,
-    Projected,
-    Weighted,
-    build_extractor,
-    extractor_entry,
-    generated_spectrum,
-)
 from spectral_dp.features.datasets import features_directory
 from spectral_dp.features.pipeline import shape_after
 from spectral_dp.features.projected import projected_shape
@@ -38,18 +29,18 @@ def image_shape(settings: ResolvedSettings) -> tuple[int, ...]:
     return (shape[0], side, side) if side and len(shape) == 3 else shape
 
 
-def extractor_of(settings: ResolvedSettings, shape: tuple[int, ...] | None = None) -> Extractor:
+def extractor_of(settings: ResolvedSettings, shape: tuple[int, ...] | None = None) -> features.Extractor:
     """Returns the front end of a run, for images of its data set, or of another ``shape`` (as audits have)."""
     assert settings.features is not None
     info, shape = records_info(settings), shape or image_shape(settings)
     if info.has_texts:
-        return build_extractor(settings.features, ImageFacts(shape, (), ()), settings.feature_options)
+        return features.build_extractor(settings.features, features.ImageFacts(shape, (), ()), settings.feature_options)
     is_of_data_set = shape[0] == len(info.mean)
     mean, std = (info.mean, info.std) if is_of_data_set else ((0.5,) * shape[0], (0.25,) * shape[0])
-    return build_extractor(settings.features, ImageFacts(shape, mean, std), settings.feature_options)
+    return features.build_extractor(settings.features, features.ImageFacts(shape, mean, std), settings.feature_options)
 
 
-def stages_of(settings: ResolvedSettings) -> list[Extractor]:
+def stages_of(settings: ResolvedSettings) -> list[features.Extractor]:
     """Returns what is done to the features of a run, once, before a head reads them.
 
     The spectrum of a projection is computed if it is not on the disk yet.
@@ -58,7 +49,7 @@ def stages_of(settings: ResolvedSettings) -> list[Extractor]:
     rank = settings.feature_rank or settings.feature_channels
     if not rank:
         return prepared
-    spectrum = generated_spectrum(
+    spectrum = features.generated_spectrum(
         extractor_of(settings),
         image_shape(settings),
         features_directory(),
@@ -71,8 +62,8 @@ def stages_of(settings: ResolvedSettings) -> list[Extractor]:
         jobs=settings.threads or torch.get_num_threads(),
     )
     unit = settings.feature_length == "unit"
-    gains = Weighted(spectrum, settings.feature_power, settings.feature_damp, unit)
-    return [*prepared, Projected(spectrum, rank), gains]
+    gains = features.Weighted(spectrum, settings.feature_power, settings.feature_damp, unit)
+    return [*prepared, features.Projected(spectrum, rank), gains]
 
 
 def feature_shape(settings: ResolvedSettings, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,7 +135,7 @@ def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
     """Returns what the privacy statement says of the features of a run; nothing if it reads images."""
     if settings.features is None:
         return {}
-    general = extractor_entry(settings.features).assumption
+    general = features.extractor_entry(settings.features).assumption
     assumption = getattr(extractor_of(settings), "assumption", general)  # a front end may know more of itself
     if not features_are_public(settings):
         return {"features": f"{settings.features}: {assumption}; or they were projected on axes that are not public"}
@@ -164,12 +155,12 @@ def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
     return facts
 
 
-def _preparation(settings: ResolvedSettings) -> list[Extractor]:
+def _preparation(settings: ResolvedSettings) -> list[features.Extractor]:
     """Returns the stage before a projection; none if the head reads the features as they are."""
     if settings.feature_norm == "group" and not settings.feature_groups:
         raise SettingsError(f"feature_norm group of {settings.features} features: give feature_groups, how many groups")
     groups = settings.feature_groups if settings.feature_norm == "group" else None
     is_projected = settings.feature_rank or settings.feature_channels
     unit = settings.feature_length == "unit" and not is_projected
-    prepared = Prepared(groups or 0, settings.feature_ratio or 0.0, unit)
-    return [] if prepared == Prepared() and not settings.mirror_average else [prepared]
+    prepared = features.Prepared(groups or 0, settings.feature_ratio or 0.0, unit)
+    return [] if prepared == features.Prepared() and not settings.mirror_average else [prepared]

@@ -6,17 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from spectral_dp import models
+from spectral_dp import models, pretrained
 from spectral_dp.data import ImageDataset, TextDataset
 from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, SettingsError
-from spectral_dp.pretrained import (
-    ARCHITECTURES,
-    Architecture,
-    PretrainedWeights,
-    find_architecture,
-    find_weights,
-    train_only,
-)
 from spectral_dp.pretrained.inputs import NetworkImages, NetworkTexts, network_images, network_texts
 
 _PARTS = {
@@ -38,7 +30,7 @@ def check_fine_tuning(settings: ResolvedSettings) -> None:
     """Raises ``SettingsError`` for what a pretrained model cannot be asked for, before anything is read."""
     if settings.tune is None:
         return
-    model, architecture = settings.model, find_architecture(settings.model)
+    model, architecture = settings.model, pretrained.find_architecture(settings.model)
     if settings.features is not None:
         raise SettingsError(
             f"{model} as the model is fine-tuned and reads records themselves: leave out features "
@@ -50,7 +42,7 @@ def check_fine_tuning(settings: ResolvedSettings) -> None:
             f"features {model}"
         )
     if settings.tune == "lora" and not architecture.low_rank:
-        able = ", ".join(other.name for other in ARCHITECTURES if other.low_rank)
+        able = ", ".join(other.name for other in pretrained.ARCHITECTURES if other.low_rank)
         raise SettingsError(f"tune lora adds to attention, which {model} does not have: use it with {able}")
     if settings.head == "linear" and (settings.block_size or settings.dense_layers):
         raise SettingsError(
@@ -65,10 +57,10 @@ def check_fine_tuning(settings: ResolvedSettings) -> None:
             )
 
 
-def weights_of(settings: ResolvedSettings) -> PretrainedWeights:
+def weights_of(settings: ResolvedSettings) -> pretrained.PretrainedWeights:
     """Returns the weights that a run begins with."""
     path = settings.weights
-    return find_weights(settings.model, None if path in (None, "default") else path)
+    return pretrained.find_weights(settings.model, None if path in (None, "default") else path)
 
 
 def network_data(settings: ResolvedSettings, records: ImageDataset | TextDataset) -> NetworkImages | NetworkTexts:
@@ -77,9 +69,9 @@ def network_data(settings: ResolvedSettings, records: ImageDataset | TextDataset
     Raises:
         SettingsError: The network reads texts and these are images, or the other way round.
     """
-    architecture = find_architecture(settings.model)
+    architecture = pretrained.find_architecture(settings.model)
     if isinstance(records, TextDataset) != (architecture.reads == "text"):
-        others = [other.name for other in ARCHITECTURES if other.reads != architecture.reads]
+        others = [other.name for other in pretrained.ARCHITECTURES if other.reads != architecture.reads]
         kind = "texts" if isinstance(records, TextDataset) else "images"
         raise SettingsError(
             f"{settings.dataset} has {kind}, which {settings.model} does not read: use {', '.join(others)}"
@@ -92,7 +84,7 @@ def network_data(settings: ResolvedSettings, records: ImageDataset | TextDataset
 
 def side_of(settings: ResolvedSettings) -> int:
     """Returns the pixels a side of the images that the network of a run reads."""
-    return settings.image_size or find_architecture(settings.model).image_size
+    return settings.image_size or pretrained.find_architecture(settings.model).image_size
 
 
 def audited_shape(settings: ResolvedSettings) -> tuple[int, int, int]:
@@ -102,7 +94,7 @@ def audited_shape(settings: ResolvedSettings) -> tuple[int, int, int]:
         SettingsError: The network reads texts: the audit moves the inputs by small numbers, and word pieces have none.
     """
     check_fine_tuning(settings)
-    if find_architecture(settings.model).reads == "text":
+    if pretrained.find_architecture(settings.model).reads == "text":
         raise SettingsError(
             f"{settings.model} reads texts, and the audit needs inputs that are numbers: audit the head on its "
             f"features, with model linear and features {settings.model}"
@@ -112,11 +104,11 @@ def audited_shape(settings: ResolvedSettings) -> tuple[int, int, int]:
 
 def tuned_network(settings: ResolvedSettings, classes: int) -> nn.Module:
     """Returns the pretrained network of a run with a fresh head, in which only what is to be trained is trainable."""
-    architecture, weights = find_architecture(settings.model), weights_of(settings)
+    architecture, weights = pretrained.find_architecture(settings.model), weights_of(settings)
     network = weights.network(classes)
     _set_head(settings, network, architecture, classes)
     assert settings.tune is not None
-    return train_only(network, architecture, settings.tune, rank=settings.lora_rank)
+    return pretrained.train_only(network, architecture, settings.tune, rank=settings.lora_rank)
 
 
 def fine_tuning_facts(settings: ResolvedSettings) -> dict[str, Any]:
@@ -129,7 +121,9 @@ def fine_tuning_facts(settings: ResolvedSettings) -> dict[str, Any]:
     }
 
 
-def _set_head(settings: ResolvedSettings, network: nn.Module, architecture: Architecture, classes: int) -> None:
+def _set_head(
+    settings: ResolvedSettings, network: nn.Module, architecture: pretrained.Architecture, classes: int
+) -> None:
     """Puts a head of the paper's in the place of the linear one, or lets that begin at zero."""
     name = architecture.head.removesuffix(".")
     if settings.head == "linear":

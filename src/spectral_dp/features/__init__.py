@@ -12,72 +12,27 @@
 - ``normalization`` has the statistics of channels: public ones, or private ones that are released and charged.
 """
 
-from spectral_dp.features.backbone import Backbone, pretrained_backbone
-from spectral_dp.features.cache import FeatureCache
-from spectral_dp.features.dataset import FeatureDataset
-from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extraction import ExtractionProgress, extract_features
-from spectral_dp.features.extractor import Extractor
-from spectral_dp.features.hashed_words import HashedWords
-from spectral_dp.features.normalization import (
-    ChannelNormalization,
-    ChannelStatistics,
-    private_channel_statistics,
-    public_channel_statistics,
-)
-from spectral_dp.features.patches import DictionarySettings, Patches, PatchResponses
-from spectral_dp.features.pipeline import extract_in_stages
-from spectral_dp.features.pixels import Pixels
-from spectral_dp.features.prepared import Prepared
-from spectral_dp.features.projected import Projected
-from spectral_dp.features.registry import (
-    ExtractorEntry,
-    ImageFacts,
-    build_extractor,
-    extractor_entry,
-    extractor_names,
-    register_extractor,
-)
-from spectral_dp.features.rows import FeatureRows, ViewsOfRows
-from spectral_dp.features.scattering import Scattering, ScatteringTransform
-from spectral_dp.features.spectrum import StoredSpectrum, generated_spectrum
-from spectral_dp.features.views import VIEWS, View
-from spectral_dp.features.weighted import Weighted
-
-__all__ = [
-    "VIEWS",
-    "Backbone",
-    "ChannelNormalization",
-    "ChannelStatistics",
-    "DictionarySettings",
-    "ExtractionProgress",
-    "Extractor",
-    "ExtractorEntry",
-    "FeatureCache",
-    "FeatureDataset",
-    "FeatureError",
-    "FeatureRows",
-    "HashedWords",
-    "ImageFacts",
-    "PatchResponses",
-    "Patches",
-    "Pixels",
-    "Prepared",
-    "Projected",
-    "Scattering",
-    "ScatteringTransform",
-    "StoredSpectrum",
-    "View",
-    "ViewsOfRows",
-    "Weighted",
-    "build_extractor",
-    "extract_features",
-    "extract_in_stages",
-    "extractor_entry",
-    "extractor_names",
-    "generated_spectrum",
-    "pretrained_backbone",
-    "private_channel_statistics",
-    "public_channel_statistics",
-    "register_extractor",
-]
+from spectral_dp.features.backbone import Backbone as Backbone
+from spectral_dp.features.dataset import FeatureDataset as FeatureDataset
+from spectral_dp.features.errors import FeatureError as FeatureError
+from spectral_dp.features.extraction import ExtractionProgress as ExtractionProgress
+from spectral_dp.features.extraction import extract_features as extract_features
+from spectral_dp.features.extractor import Extractor as Extractor
+from spectral_dp.features.hashed_words import HashedWords as HashedWords
+from spectral_dp.features.normalization import ChannelStatistics as ChannelStatistics
+from spectral_dp.features.normalization import private_channel_statistics as private_channel_statistics
+from spectral_dp.features.normalization import public_channel_statistics as public_channel_statistics
+from spectral_dp.features.patches import DictionarySettings as DictionarySettings
+from spectral_dp.features.patches import Patches as Patches
+from spectral_dp.features.pixels import Pixels as Pixels
+from spectral_dp.features.prepared import Prepared as Prepared
+from spectral_dp.features.projected import Projected as Projected
+from spectral_dp.features.registry import ImageFacts as ImageFacts
+from spectral_dp.features.registry import build_extractor as build_extractor
+from spectral_dp.features.registry import extractor_entry as extractor_entry
+from spectral_dp.features.registry import extractor_names as extractor_names
+from spectral_dp.features.registry import register_extractor as register_extractor
+from spectral_dp.features.rows import FeatureRows as FeatureRows
+from spectral_dp.features.scattering import Scattering as Scattering
+from spectral_dp.features.spectrum import generated_spectrum as generated_spectrum
+from spectral_dp.features.weighted import Weighted as Weighted

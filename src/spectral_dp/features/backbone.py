@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extractor import Shape
+from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.features.registry import ImageFacts, register_extractor
-from spectral_dp.pretrained.architectures import NAMES, find_architecture
+from spectral_dp.pretrained.architectures import ARCHITECTURES, find_architecture
 from spectral_dp.pretrained.folding import fold_batch_norms
 from spectral_dp.pretrained.inputs import Interpolation, network_pixels, without_padding
 from spectral_dp.pretrained.weights import PretrainedWeights, find_weights
 from spectral_dp.pretrained.wordpiece import WordPiece
 
-_VERSION = 1  # of the numbers that come out: another version is another cache
-
 
 @dataclass(frozen=True)
-class Backbone:
+class Backbone(FixedExtractor):
     """A pretrained network as an :class:`~spectral_dp.features.Extractor`.
 
     Images keep the size in which they were published and are resized inside the module, so that a cache is of the data
@@ -68,7 +65,7 @@ class Backbone:
     @property
     def settings(self) -> Mapping[str, Any]:
         """Everything that decides the features, with the checksum of the weights."""
-        facts: dict[str, Any] = {"weights": self.weights.sha256, "version": _VERSION}
+        facts: dict[str, Any] = {"weights": self.weights.sha256, "version": self.version}
         if self.weights.options:
             facts["options"] = dict(self.weights.options)
         if self._reads_text:
@@ -92,13 +89,11 @@ class Backbone:
         maps = _map_shape(self.name, self._side)
         return maps if self.maps else maps[:1]
 
-    def module(self, input_shape: Shape) -> nn.Module:
-        """Returns the network on images or texts of this shape, in evaluation mode."""
-        self.output_shape(input_shape)
+    def _module(self, input_shape: Shape) -> nn.Module:
         network = fold_batch_norms(self.weights.network())
         if self._reads_text:
-            return _TextFeatures(network, self.weights.tokenizer(), self.length).eval()
-        return _ImageFeatures(self, network, self._side).eval()
+            return _TextFeatures(network, self.weights.tokenizer(), self.length)
+        return _ImageFeatures(self, network, self._side)
 
     @property
     def assumption(self) -> str:
@@ -112,30 +107,6 @@ class Backbone:
     @property
     def _side(self) -> int:
         return self.image_size or find_architecture(self.weights.name).image_size
-
-
-def pretrained_backbone(
-    name: str,
-    *,
-    weights: str | os.PathLike[str] | None = None,
-    image_size: int | None = None,
-    maps: bool = False,
-    interpolation: Interpolation = "bilinear",
-    length: int = 256,
-    cache: str | os.PathLike[str] | None = None,
-) -> Backbone:
-    """Returns a pretrained network as a front end.
-
-    Args:
-        name: Name of the network; ``spectral-dp weights list`` has them.
-        weights: A file of your own. If None, the weights are those that ``spectral-dp weights get`` put into the cache.
-        image_size: Pixels a side to which images are resized. None is the size that the network was trained on.
-        maps: Whether features are the last maps, rather than their average.
-        interpolation: How images are resized.
-        length: The number of word pieces that are read of a text.
-        cache: Cache directory to use instead of the user's.
-    """
-    return Backbone(find_weights(name, weights, cache=cache), image_size, maps, interpolation, length)
 
 
 class _ImageFeatures(nn.Module):
@@ -187,29 +158,40 @@ def _text_width(name: str) -> int:
     return width
 
 
-def _factory(name: str) -> Any:
-    def of_images(
-        images: ImageFacts,
-        *,
-        weights: str | None = None,
-        image_size: int | None = None,
-        maps: bool = False,
-        interpolation: Interpolation = "bilinear",
-        cache: str | None = None,
-    ) -> Backbone:
-        return pretrained_backbone(
-            name, weights=weights, image_size=image_size, maps=maps, interpolation=interpolation, cache=cache
-        )
+def image_backbone(
+    name: str,
+    images: ImageFacts,
+    *,
+    weights: str | None = None,
+    image_size: int | None = None,
+    maps: bool = False,
+    interpolation: Interpolation = "bilinear",
+    cache: str | None = None,
+) -> Backbone:
+    """Returns a pretrained network of images as a front end.
 
-    def of_texts(
-        texts: ImageFacts, *, weights: str | None = None, length: int = 256, cache: str | None = None
-    ) -> Backbone:
-        return pretrained_backbone(name, weights=weights, length=length, cache=cache)
+    Args:
+        name: Name of the network; ``spectral-dp weights list`` has them.
+        images: Facts of the images, which it does not need.
+        weights: A file of your own. If None, the weights are those that ``spectral-dp weights get`` put into the cache.
+        image_size: Pixels a side to which images are resized. None is the size that the network was trained on.
+        maps: Whether features are the last maps, rather than their average.
+        interpolation: How images are resized.
+        cache: Cache directory to use instead of the user's.
+    """
+    return Backbone(find_weights(name, weights, cache=cache), image_size, maps, interpolation)
 
-    return of_texts if find_architecture(name).reads == "text" else of_images
+
+def text_backbone(
+    name: str, texts: ImageFacts, *, weights: str | None = None, length: int = 256, cache: str | None = None
+) -> Backbone:
+    """Returns a pretrained network of texts as a front end, which reads ``length`` word pieces of a text."""
+    return Backbone(find_weights(name, weights, cache=cache), length=length)
 
 
-for _name in NAMES:
+for _architecture in ARCHITECTURES:
     register_extractor(
-        _name, _factory(_name), assumption="a pretrained network, whose training data are taken to be public"
+        _architecture.name,
+        partial(text_backbone if _architecture.reads == "text" else image_backbone, _architecture.name),
+        assumption="a pretrained network, whose training data are taken to be public",
     )

@@ -12,7 +12,6 @@ out at once. Features are as private as the records that they were computed from
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
-from spectral_dp.files import remove_abandoned, whole_file, write_json
+from spectral_dp.files import locked, remove_abandoned, whole_file, write_json
 
 _HEADER = 4096  # bytes before the rows: they begin at a page of memory
 _CHUNK_BYTES = 16 * 2**20  # of a chunk: about what a kill costs
@@ -154,8 +153,7 @@ def claimed(path: Path, description: Mapping[str, Any]) -> Iterator[dict[int, in
     """
     with system_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        with (path / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system however the process ends
+        with locked(path / ".lock", wait=True):
             for name in ("description.json", "features.npy", "journal.txt"):
                 remove_abandoned(path / name)  # of a process that was killed while it began here
             if (path / "description.json").exists():

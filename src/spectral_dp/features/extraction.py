@@ -16,18 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.features.cache import (
-    FeatureCache,
-    checksum_of,
-    chunk_count,
-    chunk_rows,
-    claimed,
-    describe,
-    directory_name,
-    enter_chunk,
-    is_whole,
-    write_chunk,
-)
+from spectral_dp.features import cache
+from spectral_dp.features.cache import FeatureCache
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Extractor
 from spectral_dp.features.rows import ViewsOfRows
@@ -80,18 +70,18 @@ def extract_features(
             else, or the records are features whose rows were changed.
     """
     description = description_of(rows, extractor, view)
-    path = Path(root) / directory_name(title, description)
-    if not verify and is_whole(path, description):
+    path = Path(root) / cache.directory_name(title, description)
+    if not verify and cache.is_whole(path, description):
         return FeatureCache(path, description)
-    with claimed(path, description) as finished:
-        left = [chunk for chunk in range(chunk_count(description)) if chunk not in finished]
+    with cache.claimed(path, description) as finished:
+        left = [chunk for chunk in range(cache.chunk_count(description)) if chunk not in finished]
         total, done = description["shape"][0], 0
         done = sum(_size(description, chunk) for chunk in finished)
         show(ExtractionProgress(done, total))
         if left and not isinstance(rows, Tensor):
             rows.verify()  # features of damaged features would stay when these are repaired: nothing tells them apart
         for chunk, checksum in _computed(rows, extractor, path, description, left, min(jobs, len(left))):
-            enter_chunk(path, chunk, checksum)
+            cache.enter_chunk(path, chunk, checksum)
             done += _size(description, chunk)
             show(ExtractionProgress(done, total))
     return FeatureCache(path, description)
@@ -104,7 +94,7 @@ def description_of(rows: Rows, extractor: Extractor, view: View = "plain") -> di
     shape = (len(rows), *extractor.output_shape(input_shape))
     if not len(rows):
         raise FeatureError("there are no records to compute features of")
-    return describe(extractor.name, extractor.settings, view, checksum_of(rows), input_shape, shape)
+    return cache.describe(extractor.name, extractor.settings, view, cache.checksum_of(rows), input_shape, shape)
 
 
 def _computed(
@@ -121,7 +111,7 @@ def _computed(
     if jobs <= 1:
         worker = _Worker(extractor, path, dict(description))
         for chunk in chunks:
-            yield chunk, worker.compute(chunk, rows[chunk_rows(description, chunk)])
+            yield chunk, worker.compute(chunk, rows[cache.chunk_rows(description, chunk)])
         return
     context = multiprocessing.get_context("spawn")  # not fork: torch's threads do not survive it
     pool = ProcessPoolExecutor(jobs, context, _start_worker, (extractor, path, dict(description)))
@@ -129,7 +119,7 @@ def _computed(
         waiting, running = iter(chunks), dict[Future[int], int]()
         while True:
             for chunk in itertools.islice(waiting, 2 * jobs - len(running)):
-                part = rows[chunk_rows(description, chunk)].numpy()  # pickled whole, not as shared memory
+                part = rows[cache.chunk_rows(description, chunk)].numpy()  # pickled whole, not as shared memory
                 running[pool.submit(_compute_in_worker, chunk, part)] = chunk
             if not running:
                 break
@@ -164,7 +154,7 @@ class _Worker:
                 f"the extractor {self._description['extractor']} said that its features have the shape "
                 f"{expected[1:]}, but they have {tuple(features.shape[1:])}: correct its output_shape"
             )
-        return write_chunk(self._path, self._description, chunk, features)
+        return cache.write_chunk(self._path, self._description, chunk, features)
 
     def _require_independence(self, record: Tensor, batch: Tensor) -> None:
         """Raises ``FeatureError`` if a record has other features alone than in its batch ``(B, ...)``."""
@@ -202,5 +192,5 @@ def _compute_in_worker(chunk: int, rows: Any) -> int:
 
 
 def _size(description: Mapping[str, Any], chunk: int) -> int:
-    rows = chunk_rows(description, chunk)
+    rows = cache.chunk_rows(description, chunk)
     return rows.stop - rows.start

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from torch import nn
 
@@ -43,3 +45,28 @@ class Extractor(Protocol):
         Its input is what is extracted from: for images, bytes from 0 to 255. It may say in an attribute
         ``rows_at_once`` how many records it is best given together, which decides the time and nothing else.
         """
+
+
+class FixedExtractor(ABC):
+    """An :class:`Extractor` of this package: a dataclass, whose fields are its settings unless it says otherwise."""
+
+    #: Version of the numbers that come out: another version is another cache.
+    version: ClassVar[int] = 1
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The fields and the version."""
+        return {**asdict(self), "version": self.version}  # type: ignore[call-overload]  # every subclass is a dataclass
+
+    @abstractmethod
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Returns the shape of the features of one record."""
+
+    def module(self, input_shape: Shape) -> nn.Module:
+        """Returns the module that computes features of records of this shape, or refuses the shape."""
+        self.output_shape(input_shape)
+        return self._module(input_shape).eval()
+
+    @abstractmethod
+    def _module(self, input_shape: Shape) -> nn.Module:
+        """Returns the module, for a shape that has features."""

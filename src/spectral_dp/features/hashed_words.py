@@ -10,24 +10,22 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from spectral_dp.data.texts import decoded_texts
 from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extractor import Shape
+from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.features.registry import ImageFacts, register_extractor
 
-_VERSION = 1
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class HashedWords:
+class HashedWords(FixedExtractor):
     """An :class:`~spectral_dp.features.Extractor` from texts, rows of bytes ``(L,)``, to vectors of unit length.
 
     Every word, and every run of up to ``words`` words, has a place and a sign that its hash decides. A word that comes
@@ -50,21 +48,14 @@ class HashedWords:
         if self.dimensions < 1 or self.words < 1:
             raise FeatureError(f"dimensions and words must be at least 1, got {self.dimensions}, {self.words}")
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """All settings, and the version of the computation."""
-        return {**asdict(self), "version": _VERSION}
-
     def output_shape(self, input_shape: Shape) -> Shape:
         """Returns ``(dimensions,)``."""
         if len(input_shape) != 1:
             raise FeatureError(f"hashed words are features of texts (L,), not of records of shape {input_shape}")
         return (self.dimensions,)
 
-    def module(self, input_shape: Shape) -> nn.Module:
-        """Returns the module for texts of this length."""
-        self.output_shape(input_shape)
-        return _Hashing(self).eval()
+    def _module(self, input_shape: Shape) -> nn.Module:
+        return _Hashing(self)
 
 
 class _Hashing(nn.Module):

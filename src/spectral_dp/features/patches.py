@@ -24,13 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extractor import Shape
+from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.features.registry import ImageFacts, register_extractor
 from spectral_dp.priors import ImagePrior, get_prior, prior_assumption
 from spectral_dp.priors.dictionary import learn_dictionary, shrunk
 from spectral_dp.priors.patches import normalised_patches
 
-_VERSION = 1  # of the numbers that come out: another version is another cache
 _RESPONSES_AT_ONCE = 1 << 16  # of a few numbers each, so that they stay in a cache of 1 MB
 
 
@@ -56,7 +55,7 @@ class DictionarySettings:
 
 
 @dataclass(frozen=True)
-class Patches:
+class Patches(FixedExtractor):
     """Pooled responses to patches of generated images, as an :class:`~spectral_dp.features.Extractor`.
 
     The features ``(F, cells, cells)`` are those of one dictionary after the other. Of each, first come the responses
@@ -123,7 +122,7 @@ class Patches:
             "cells": self.cells,
             "threshold": self.threshold,
             "seed": self.seed,
-            "version": _VERSION,
+            "version": self.version,
             **({} if self.mirrored else {"mirrored": False}),  # so caches from before there was a choice stay valid
         }
 
@@ -147,10 +146,8 @@ class Patches:
         atoms = sum(each.atoms for each in self.dictionaries)
         return (2 if self.mirrored else 4) * atoms, self.cells, self.cells
 
-    def module(self, input_shape: Shape) -> nn.Module:
-        """Returns the module for images of this shape. To learn its dictionaries takes some seconds, once a process."""
-        self.output_shape(input_shape)
-        return PatchResponses(self, input_shape).eval()
+    def _module(self, input_shape: Shape) -> nn.Module:
+        return PatchResponses(self, input_shape)
 
 
 class PatchResponses(nn.Module):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extractor import Shape
+from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.features.registry import ImageFacts, register_extractor
-
-_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Pixels:
+class Pixels(FixedExtractor):
     """The pixels of an image ``(C, H, W)`` as a vector: an :class:`~spectral_dp.features.Extractor`.
 
     Attributes:
@@ -31,21 +27,14 @@ class Pixels:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The constants, and the version of the computation."""
-        return {"mean": list(self.mean), "std": list(self.std), "version": _VERSION}
-
     def output_shape(self, input_shape: Shape) -> Shape:
         """Returns ``(C H W,)``."""
         if len(input_shape) != 3 or input_shape[0] != len(self.mean):
             raise FeatureError(f"expected images ({len(self.mean)}, H, W), got shape {input_shape}")
         return (math.prod(input_shape),)
 
-    def module(self, input_shape: Shape) -> nn.Module:
-        """Returns the module for images of this shape."""
-        self.output_shape(input_shape)
-        return _Standardised(self).eval()
+    def _module(self, input_shape: Shape) -> nn.Module:
+        return _Standardised(self)
 
 
 class _Standardised(nn.Module):

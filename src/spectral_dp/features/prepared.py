@@ -8,26 +8,23 @@ of dropped coefficients that begin at zero stay there. But a step costs only the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extractor import Shape
+from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.mechanism.filters import LowPassFilter
 from spectral_dp.mechanism.projection import Projection
 from spectral_dp.mechanism.transforms import get_transform
 
-_VERSION = 1
 _WITH_VIEWS = (2, 4)  # numbers of axes: views come before the axes of maps or of vectors
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(FixedExtractor):
     """An :class:`~spectral_dp.features.Extractor` from cached features: maps ``(C, H, W)`` or vectors ``(D,)``.
 
     Several views of them come as ``(V, C, H, W)`` or ``(V, D)``, and are averaged. A linear head on features averaged
@@ -55,11 +52,6 @@ class Prepared:
                 f"groups must be at least 0, and ratio in [0, 1): the fraction to drop, got {self.groups}, {self.ratio}"
             )
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """All settings, and the version of the computation."""
-        return {**asdict(self), "version": _VERSION}
-
     def output_shape(self, input_shape: Shape) -> Shape:
         """Returns the shape of one view, ``(C, H, W)`` or ``(D,)``, or ``(C, M)`` if M cosines of a map are kept."""
         shape = one_view(input_shape)
@@ -82,10 +74,8 @@ class Prepared:
         """Returns the number of cosine coefficients that are kept of a map of this size."""
         return _projection(self.ratio, (height, width)).counted_size
 
-    def module(self, input_shape: Shape) -> nn.Module:
-        """Returns the module for maps of this shape."""
-        self.output_shape(input_shape)
-        return Preparation(self, input_shape).eval()
+    def _module(self, input_shape: Shape) -> nn.Module:
+        return Preparation(self, input_shape)
 
 
 class Preparation(nn.Module):

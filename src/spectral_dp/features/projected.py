@@ -14,20 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extractor import Shape
+from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.features.spectrum import StoredSpectrum
-
-_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Projected:
+class Projected(FixedExtractor):
     """An :class:`~spectral_dp.features.Extractor` from features to their first coordinates in a public basis.
 
     Formal guarantee. Features that are projected cost no more privacy than those that are not, which is nothing:
@@ -41,6 +39,8 @@ class Projected:
             every position are projected. Otherwise all numbers of a record are, and it becomes ``(k,)``.
         rank: ``k``, the number of coordinates that are kept.
     """
+
+    version: ClassVar[int] = 2
 
     spectrum: StoredSpectrum
     rank: int
@@ -62,7 +62,7 @@ class Projected:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings, and the checksum of the spectrum: one that was computed again may differ by rounding."""
-        return {"rank": self.rank, "spectrum": self.spectrum.checksum, "version": _VERSION}
+        return {"rank": self.rank, "spectrum": self.spectrum.checksum, "version": self.version}
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Returns ``(k,)``, or ``(k, H, W)`` for a spectrum of channels."""
@@ -75,10 +75,8 @@ class Projected:
             )
         return shape
 
-    def module(self, input_shape: Shape) -> nn.Module:
-        """Returns the module for features of this shape."""
-        self.output_shape(input_shape)
-        return SpectralProjection(self).eval()
+    def _module(self, input_shape: Shape) -> nn.Module:
+        return SpectralProjection(self)
 
 
 class SpectralProjection(nn.Module):

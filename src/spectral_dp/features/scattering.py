@@ -11,8 +11,7 @@ small matrices, because φ_J is separable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extractor import Shape
+from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.features.kymatio_filters import kymatio_transform
-
-_VERSION = 1  # of the numbers that come out: another version is another cache
 
 
 @dataclass(frozen=True)
-class Scattering:
+class Scattering(FixedExtractor):
     """Scattering of images as an :class:`~spectral_dp.features.Extractor`.
 
     Attributes:
@@ -60,12 +57,6 @@ class Scattering:
             )
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """All settings, and the version of the computation."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {**plain, "version": _VERSION}
-
-    @property
     def maps(self) -> int:
         """The number of maps of one channel: 81 for two scales and eight angles."""
         first, pairs = self.scales * self.angles, self.scales * (self.scales - 1) // 2 * self.angles**2
@@ -85,10 +76,8 @@ class Scattering:
             )
         return channels * self.maps, height // step, width // step
 
-    def module(self, input_shape: Shape) -> nn.Module:
-        """Returns the transform for images of this size."""
-        self.output_shape(input_shape)
-        return ScatteringTransform(self, (input_shape[1], input_shape[2])).eval()
+    def _module(self, input_shape: Shape) -> nn.Module:
+        return ScatteringTransform(self, (input_shape[1], input_shape[2]))
 
 
 class ScatteringTransform(nn.Module):

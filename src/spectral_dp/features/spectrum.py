@@ -7,7 +7,6 @@ is damaged, or of something else, is computed again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -28,7 +27,7 @@ from spectral_dp.features.extraction import ExtractionProgress
 from spectral_dp.features.extractor import Extractor, Shape
 from spectral_dp.features.pipeline import extract_in_stages, shape_after
 from spectral_dp.features.views import VIEWS
-from spectral_dp.files import whole_file
+from spectral_dp.files import locked, whole_file
 from spectral_dp.priors import ImagePrior, Spectrum, generate_images, get_prior, principal_axes
 
 _VERSION = 1
@@ -157,8 +156,7 @@ def _alone(path: Path) -> Iterator[None]:
     """Lets one process at a time look for this spectrum, and compute it."""
     with system_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system however the process ends
+        with locked(path.with_suffix(".lock"), wait=True):
             yield
 
 

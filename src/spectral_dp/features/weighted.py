@@ -15,15 +15,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from spectral_dp.features.errors import FeatureError
-from spectral_dp.features.extractor import Shape
+from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.features.prepared import unit_length
 from spectral_dp.features.spectrum import StoredSpectrum
 
-_VERSION = 1
-
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(FixedExtractor):
     """An :class:`~spectral_dp.features.Extractor` from coordinates in a public basis to the same with gains.
 
     Formal guarantee. The gains are computed from generated images, so they depend on no private record. Scaling a
@@ -57,7 +55,7 @@ class Weighted:
     def settings(self) -> Mapping[str, Any]:
         """The settings, and the checksum of the spectrum: one that was computed again may differ by rounding."""
         own = {"power": self.power, "damp": self.damp, "unit": self.unit}
-        return {**own, "spectrum": self.spectrum.checksum, "version": _VERSION}
+        return {**own, "spectrum": self.spectrum.checksum, "version": self.version}
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Returns the shape of the coordinates, which stays as it is."""
@@ -68,10 +66,8 @@ class Weighted:
             )
         return input_shape
 
-    def module(self, input_shape: Shape) -> nn.Module:
-        """Returns the module for coordinates of this shape."""
-        self.output_shape(input_shape)
-        return SpectralGains(self, input_shape).eval()
+    def _module(self, input_shape: Shape) -> nn.Module:
+        return SpectralGains(self, input_shape)
 
 
 class SpectralGains(nn.Module):

@@ -11,24 +11,14 @@
   ``low_rank`` has LoRA, and ``folding`` makes a frozen network faster.
 """
 
-from spectral_dp.pretrained.architectures import ARCHITECTURES, NAMES, Architecture, find_architecture
-from spectral_dp.pretrained.errors import WeightsError
-from spectral_dp.pretrained.fine_tuning import train_only
-from spectral_dp.pretrained.low_rank import add_low_rank
-from spectral_dp.pretrained.store import fetch_weights
-from spectral_dp.pretrained.weights import PretrainedWeights, find_weights
-from spectral_dp.pretrained.wordpiece import WordPiece
-
-__all__ = [
-    "ARCHITECTURES",
-    "NAMES",
-    "Architecture",
-    "PretrainedWeights",
-    "WeightsError",
-    "WordPiece",
-    "add_low_rank",
-    "fetch_weights",
-    "find_architecture",
-    "find_weights",
-    "train_only",
-]
+from spectral_dp.pretrained.architectures import ARCHITECTURES as ARCHITECTURES
+from spectral_dp.pretrained.architectures import NAMES as NAMES
+from spectral_dp.pretrained.architectures import Architecture as Architecture
+from spectral_dp.pretrained.architectures import find_architecture as find_architecture
+from spectral_dp.pretrained.errors import WeightsError as WeightsError
+from spectral_dp.pretrained.fine_tuning import train_only as train_only
+from spectral_dp.pretrained.low_rank import add_low_rank as add_low_rank
+from spectral_dp.pretrained.store import fetch_weights as fetch_weights
+from spectral_dp.pretrained.weights import PretrainedWeights as PretrainedWeights
+from spectral_dp.pretrained.weights import find_weights as find_weights
+from spectral_dp.pretrained.wordpiece import WordPiece as WordPiece

@@ -81,17 +81,7 @@ class NetworkTexts(TextDataset):
 
 def network_images(images: ImageDataset, weights: PretrainedWeights, side: int) -> NetworkImages:
     """Returns images for the network of some weights, in this size."""
-    return NetworkImages(
-        images.name,
-        images.train_images,
-        images.train_labels,
-        images.test_images,
-        images.test_labels,
-        images.classes,
-        weights.mean,
-        weights.std,
-        side,
-    )
+    return NetworkImages(**vars(images) | {"mean": weights.mean, "std": weights.std, "side": side})
 
 
 def network_texts(texts: TextDataset, weights: PretrainedWeights, length: int) -> NetworkTexts:

@@ -18,7 +18,7 @@ def test_maps_are_averaged_and_scored(name):
         maps, pooled, scores = network.maps(images), network.pooled(images), network(images)
     assert maps.shape[:2] == (3, network.width)
     assert torch.allclose(pooled, maps.mean((2, 3)))
-    assert torch.allclose(scores, network.head(pooled))
+    assert torch.allclose(scores, network.get_submodule(network.head)(pooled))
     assert scores.shape == (3, 5)
 
 

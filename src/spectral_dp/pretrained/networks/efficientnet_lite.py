@@ -56,6 +56,8 @@ class MBConvBlock(nn.Module):
 class EfficientNetLite(ImageBackbone):
     """EfficientNet-Lite for ImageNet; ``number`` is 0, 1 or 2."""
 
+    head = "_fc"
+
     def __init__(self, number: int, classes: int | None = None) -> None:
         super().__init__()
         width, depth = _SCALES[number]
@@ -78,10 +80,6 @@ class EfficientNetLite(ImageBackbone):
         """``(B, 3, H, W) -> (B, 1280, H / 32, W / 32)``."""
         x = self._blocks(F.relu6(self._bn0(self._conv_stem(_padded(images, self._conv_stem)))))
         return F.relu6(self._bn1(self._conv_head(x)))
-
-    def head(self, pooled: Tensor) -> Tensor:
-        """``(B, 1280) -> (B, classes)``."""
-        return self._fc(pooled)
 
 
 def _rounded(channels: float) -> int:

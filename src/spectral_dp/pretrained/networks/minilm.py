@@ -90,12 +90,10 @@ class _SelfAttention(nn.Module):
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        query, key, value = (part(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self._parts())
+        parts = (self.query, self.key, self.value)
+        query, key, value = (part(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
         attended = F.scaled_dot_product_attention(query, key, value, mask)
         return attended.transpose(1, 2).flatten(2)
-
-    def _parts(self) -> tuple[nn.Linear, ...]:
-        return self.query, self.key, self.value
 
 
 class _Output(nn.Module):

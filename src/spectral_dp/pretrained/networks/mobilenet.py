@@ -33,6 +33,8 @@ class InvertedResidual(nn.Module):
 class MobileNetV2(ImageBackbone):
     """MobileNetV2 for ImageNet: ``features`` are its 19 parts, ``classifier`` its head."""
 
+    head = "classifier"
+
     def __init__(self, classes: int | None = None) -> None:
         super().__init__()
         parts: list[nn.Module] = [_activated(3, 32, 3, 2)]
@@ -49,10 +51,6 @@ class MobileNetV2(ImageBackbone):
     def maps(self, images: Tensor) -> Tensor:
         """``(B, 3, H, W) -> (B, 1280, H / 32, W / 32)``."""
         return self.features(images)
-
-    def head(self, pooled: Tensor) -> Tensor:
-        """``(B, 1280) -> (B, classes)``."""
-        return self.classifier(pooled)
 
 
 def _activated(channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:

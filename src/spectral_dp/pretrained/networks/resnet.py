@@ -76,14 +76,7 @@ class ResNet(ImageBackbone):
 
     def maps(self, images: Tensor) -> Tensor:
         """``(B, 3, H, W) -> (B, width, H / 32, W / 32)``."""
-        x = self.maxpool(F.relu(self.bn1(self.conv1(images))))
-        for stage in range(1, 5):
-            x = self.get_submodule(f"layer{stage}")(x)
-        return x
-
-    def head(self, pooled: Tensor) -> Tensor:
-        """``(B, width) -> (B, classes)``."""
-        return self.fc(pooled)
+        return self._through(self.maxpool(F.relu(self.bn1(self.conv1(images)))), "layer", 4)
 
 
 def resnet18(classes: int | None = None) -> ResNet:

@@ -43,6 +43,8 @@ class ResNeXt29(ImageBackbone):
         scale: Channels of the first stage are 64 times as many.
     """
 
+    head = "classifier"
+
     def __init__(self, classes: int | None = None, groups: int = 8, group_width: int = 64, scale: int = 4) -> None:
         super().__init__()
         self.conv_1_3x3 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
@@ -62,11 +64,4 @@ class ResNeXt29(ImageBackbone):
 
     def maps(self, images: Tensor) -> Tensor:
         """``(B, 3, H, W) -> (B, width, H / 4, W / 4)``."""
-        x = F.relu(self.bn_1(self.conv_1_3x3(images)))
-        for stage in range(1, 4):
-            x = self.get_submodule(f"stage_{stage}")(x)
-        return x
-
-    def head(self, pooled: Tensor) -> Tensor:
-        """``(B, width) -> (B, classes)``."""
-        return self.classifier(pooled)
+        return self._through(F.relu(self.bn_1(self.conv_1_3x3(images))), "stage_", 3)

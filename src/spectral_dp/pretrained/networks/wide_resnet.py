@@ -54,11 +54,4 @@ class WideResNet(ImageBackbone):
 
     def maps(self, images: Tensor) -> Tensor:
         """``(B, 3, H, W) -> (B, width, H / 4, W / 4)``."""
-        x = self.conv1(images)
-        for stage in range(1, 4):
-            x = self.get_submodule(f"block{stage}")(x)
-        return F.relu(self.bn1(x))
-
-    def head(self, pooled: Tensor) -> Tensor:
-        """``(B, width) -> (B, classes)``."""
-        return self.fc(pooled)
+        return F.relu(self.bn1(self._through(self.conv1(images), "block", 3)))
