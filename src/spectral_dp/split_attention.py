@@ -120,17 +120,17 @@ class SplitAttention(nn.Module):
     def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) -> Tensor | None:
         """What is added to the scores ``(B, heads, L, S)``, or None."""
         if attn_mask is not None:
-            attn_mask = _added(attn_mask, q)
+            attn_mask = added_mask(attn_mask, q.dtype)
             if attn_mask.ndim == 3:  # (B * heads, L, S)
                 attn_mask = attn_mask.unflatten(0, (len(q), self.num_heads))
         if key_padding_mask is None:
             return attn_mask
-        padding = _added(key_padding_mask, q)[:, None, None]
+        padding = added_mask(key_padding_mask, q.dtype)[:, None, None]
         return padding if attn_mask is None else padding + attn_mask
 
 
-def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask that is true where attention is forbidden, as numbers to add; numbers as they are."""
+def added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a mask that is true where attention is forbidden as numbers to add to the scores; numbers as they are."""
     if mask.dtype != torch.bool:
-        return mask.to(like.dtype)
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)

@@ -10,35 +10,16 @@
   ``composition`` (discretised privacy losses) and ``coarsening`` (schedules with many different steps).
 """
 
-from spectral_dp.accounting.calibration import (
-    calibrate_noise,
-    calibrate_steps,
-    delta,
-    epsilon,
-    warn_if_delta_too_large,
-)
-from spectral_dp.accounting.ledger import Ledger
-from spectral_dp.accounting.privacy_loss import (
-    Accountant,
-    Phase,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-)
-from spectral_dp.accounting.selection import Selection, TrialsLaw
-
-__all__ = [
-    "Accountant",
-    "Ledger",
-    "Phase",
-    "Selection",
-    "TrialsLaw",
-    "calibrate_noise",
-    "calibrate_steps",
-    "delta",
-    "epsilon",
-    "gaussian_delta",
-    "gaussian_epsilon",
-    "gaussian_noise_multiplier",
-    "warn_if_delta_too_large",
-]
+from spectral_dp.accounting.calibration import calibrate_noise as calibrate_noise
+from spectral_dp.accounting.calibration import calibrate_steps as calibrate_steps
+from spectral_dp.accounting.calibration import delta as delta
+from spectral_dp.accounting.calibration import epsilon as epsilon
+from spectral_dp.accounting.calibration import warn_if_delta_too_large as warn_if_delta_too_large
+from spectral_dp.accounting.ledger import Ledger as Ledger
+from spectral_dp.accounting.privacy_loss import Accountant as Accountant
+from spectral_dp.accounting.privacy_loss import Phase as Phase
+from spectral_dp.accounting.privacy_loss import gaussian_delta as gaussian_delta
+from spectral_dp.accounting.privacy_loss import gaussian_epsilon as gaussian_epsilon
+from spectral_dp.accounting.privacy_loss import gaussian_noise_multiplier as gaussian_noise_multiplier
+from spectral_dp.accounting.selection import Selection as Selection
+from spectral_dp.accounting.selection import TrialsLaw as TrialsLaw

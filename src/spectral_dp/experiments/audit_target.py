@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
-import secrets
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from spectral_dp.accounting import Ledger
-from spectral_dp.audit.targets.function import FunctionTarget
 from spectral_dp.audit.targets.opacus import OpacusTarget
 from spectral_dp.audit.targets.spectral import SpectralTarget
 from spectral_dp.audit.targets.target import Claim, Target
@@ -22,7 +18,7 @@ from spectral_dp.experiments.data_source import records_info
 from spectral_dp.experiments.feature_data import planned_noise, statistics_phases
 from spectral_dp.experiments.feature_stages import feature_shape, image_shape
 from spectral_dp.experiments.fine_tuning import audited_shape, is_fine_tuned
-from spectral_dp.experiments.head_target import target_of_head
+from spectral_dp.experiments.head_target import target_of_head, target_of_release
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.one_shot import bound_of_head
 from spectral_dp.experiments.run_directory import RunDirectory
@@ -30,7 +26,7 @@ from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, Setting
 from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.features.normalization import JOINT_BOUND, release_moments
 from spectral_dp.mechanism.clipping import NonFiniteWarning
-from spectral_dp.mechanism.noise import SeededNoise
+from spectral_dp.mechanism.noise import NoiseSource
 
 
 def target_from_settings(
@@ -83,9 +79,7 @@ def claim_from_settings(settings: ResolvedSettings, samples: int | None = None) 
     """Returns what settings claim: the noise of their budget, or the budget of their noise."""
     if samples is None:
         samples = settings.train_size or records_info(settings).train_samples - settings.validation_size
-    if settings.batch_size > samples:
-        raise SettingsError(f"batch_size {settings.batch_size} exceeds the {samples} training samples: lower it")
-    rate, steps = settings.batch_size / samples, settings.epochs * math.ceil(samples / settings.batch_size)
+    rate, steps = settings.sampling(samples)
     return _claim(settings, planned_noise(settings, rate, steps), rate, steps, settings.epsilon)
 
 
@@ -118,8 +112,6 @@ def _claim(settings: ResolvedSettings, sigma: float, rate: float, steps: int, st
 def statistics_target(settings: ResolvedSettings, release: Callable[..., Tensor] = release_moments) -> Target | None:
     """Returns the release of the private statistics that a run begins with, or None if it has none.
 
-    The epsilon that is stated of it is what its own ledger says after a release, so one that is not charged is seen.
-
     Args:
         settings: The settings of the run.
         release: What makes the release; tests put broken ones here.
@@ -127,26 +119,14 @@ def statistics_target(settings: ResolvedSettings, release: Callable[..., Tensor]
     phases = statistics_phases(settings)
     if not phases:
         return None
-    sigma, ledger = phases[0].noise_multiplier, Ledger(settings.relation)
     size = 2 * feature_shape(replace(settings, feature_ratio=None), image_shape(settings))[0]
-    # A source whose noise the auditor can take the place of; where it comes from in a run is not what is audited here.
-    noise = SeededNoise(secrets.randbits(62), reproducibility_over_privacy=True)
-    empty = torch.zeros(0, size).double()
-    release([empty], noise_multiplier=sigma, ledger=ledger, noise=noise)
-    claim = Claim(
-        noise_multiplier=sigma,
-        max_grad_norm=JOINT_BOUND,
-        expected_batch_size=1.0,
-        delta=settings.delta,
-        relation=settings.relation,
-        stated_epsilon=ledger.epsilon(settings.delta),
-    )
 
-    def released(moments: Tensor) -> Tensor:
-        parts = [empty, *moments.tensor_split(3)]  # as a run reads them: a fault may be in all parts but the first
+    def made(moments: Tensor, sigma: float, ledger: Ledger, noise: NoiseSource) -> Tensor:
+        # As a run reads them, an empty part first: a fault may be in all parts but that.
+        parts = [moments[:0], *moments.tensor_split(3)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NonFiniteWarning)  # the auditor's own records
-            return release(parts, noise_multiplier=sigma, ledger=Ledger(settings.relation), noise=noise)
+            return release(parts, noise_multiplier=sigma, ledger=ledger, noise=noise)
 
     name = f"private normalisation of {settings.model}"
-    return FunctionTarget(released, claim, dimension=size, returns="sum", name=name, dtype=torch.float64)
+    return target_of_release(settings, made, phases[0].noise_multiplier, JOINT_BOUND, dimension=size, name=name)

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spectral_dp.experiments.comparison import paired_difference
+from spectral_dp.experiments.comparison import SAME_DATA, paired_difference
 from spectral_dp.experiments.results import Group
 
 #: What must be the same for accuracies to be set side by side.
-_SAME = (
-    "dataset",
-    "data_path",
-    "train_size",
-    "test_size",
-    "validation_size",
-    "image_size",
-    "model",
-    "delta",
-    "relation",
-)
+_SAME = (*SAME_DATA, "model", "relation")
 #: Budgets count as the same if they differ by less than this; Opacus rounds sample rates, and all calibrate.
 _CLOSE = 0.02
 

@@ -22,7 +22,9 @@ from spectral_dp.files import save_figure, write_json, write_text
 CONFIDENCE = 0.95
 
 _HEADINGS = ("configuration", "accuracy %", "difference", "epsilon", "sigma", "parameters", "steps s", "peak MB")
-_SAME = ("dataset", "data_path", "train_size", "test_size", "validation_size", "image_size", "delta")
+
+#: Settings that must be the same for configurations to be compared.
+SAME_DATA = ("dataset", "data_path", "train_size", "test_size", "validation_size", "image_size", "delta")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Comparison(Grid[str]):
     def __post_init__(self) -> None:
         if not self.settings or not self.seeds:
             raise SettingsError("a comparison needs at least one configuration and one seed")
-        for name in _SAME:
+        for name in SAME_DATA:
             values = {
                 label: getattr(settings, name)
                 for label, settings in self.settings.items()

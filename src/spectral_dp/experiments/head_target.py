@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spectral_dp.accounting import Ledger
+from spectral_dp.accounting import Ledger, Phase
 from spectral_dp.audit.targets.function import FunctionTarget
 from spectral_dp.audit.targets.target import Claim
 from spectral_dp.experiments.feature_data import statistics_phases
@@ -36,29 +36,63 @@ def target_of_head(
     vectors of least squares are never formed in a run; that their sum is clipped as if they were is tested in
     ``tests/heads/test_least_squares.py``.
 
-    The epsilon that is stated of it is what its own ledger says after a release, so one that is not charged is seen.
-
     Args:
         settings: The settings of the run.
         claim: What is claimed of a finished run; follows from the settings where not given.
         release: What makes the release; tests put broken ones here.
     """
-    made = release or RELEASES[settings.method]
-    sigma, beside = (claim.noise_multiplier if claim else noise_of_head(settings)), statistics_phases(settings)
+    sigma = claim.noise_multiplier if claim else noise_of_head(settings)
     if not sigma > 0:
         raise SettingsError(
             "without noise there is no privacy to audit: give an epsilon, or a noise_multiplier above 0"
         )
+    return target_of_release(
+        settings,
+        release or RELEASES[settings.method],
+        sigma,
+        bound_of_head(settings),
+        dimension=DIMENSION,
+        name=f"{settings.model} ({settings.method})",
+        beside=statistics_phases(settings),
+        claim=claim,
+    )
+
+
+def target_of_release(
+    settings: ResolvedSettings,
+    release: Release,
+    noise_multiplier: float,
+    bound: float,
+    *,
+    dimension: int,
+    name: str,
+    beside: tuple[Phase, ...] = (),
+    claim: Claim | None = None,
+) -> FunctionTarget:
+    """Returns a single release of all records.
+
+    The epsilon that is stated of it is what its own ledger says after a release, so one that is not charged is seen.
+
+    Args:
+        settings: The settings of the run that makes it.
+        release: Makes it, of the vectors ``(n, dimension)`` that records contribute.
+        noise_multiplier: The noise multiplier that is claimed.
+        bound: The bound of what a record contributes.
+        dimension: The length of such a vector.
+        name: What the report calls it.
+        beside: The other releases of the run.
+        claim: What is claimed of a finished run; follows from the rest where not given.
+    """
     # A source whose noise the auditor can take the place of; where it comes from in a run is not what is audited here.
     noise = SeededNoise(secrets.randbits(62), reproducibility_over_privacy=True)
     if claim is None:
         ledger = Ledger(settings.relation)
         for phase in beside:
             ledger.record(*phase)
-        made(torch.zeros(0, DIMENSION).double(), sigma, ledger, noise)
+        release(torch.zeros(0, dimension).double(), noise_multiplier, ledger, noise)
         claim = Claim(
-            noise_multiplier=sigma,
-            max_grad_norm=bound_of_head(settings),
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=bound,
             expected_batch_size=1.0,
             delta=settings.delta,
             relation=settings.relation,
@@ -67,10 +101,9 @@ def target_of_head(
         )
 
     def released(vectors: Tensor) -> Tensor:
-        return made(vectors, sigma, Ledger(settings.relation), noise)
+        return release(vectors, noise_multiplier, Ledger(settings.relation), noise)
 
-    name = f"{settings.model} ({settings.method})"
-    return FunctionTarget(released, claim, dimension=DIMENSION, returns="sum", name=name, dtype=torch.float64)
+    return FunctionTarget(released, claim, dimension=dimension, returns="sum", name=name, dtype=torch.float64)
 
 
 def _class_means(vectors: Tensor, sigma: float, ledger: Ledger, noise: NoiseSource) -> Tensor:

@@ -8,8 +8,10 @@
 - ``blocks``, ``compatibility``: which layers are clipped together, and which modules cannot be trained privately.
 """
 
-from spectral_dp.gradients.compatibility import find_problems, fix, validate
-from spectral_dp.gradients.model import ModelGradients, RecordedBatch
+from spectral_dp.gradients.compatibility import find_problems as find_problems
+from spectral_dp.gradients.compatibility import fix as fix
+from spectral_dp.gradients.compatibility import validate as validate
+from spectral_dp.gradients.model import ModelGradients as ModelGradients
 from spectral_dp.gradients.rules import (  # noqa: F401 - register rules
     activation,
     attention,
@@ -25,18 +27,7 @@ from spectral_dp.gradients.rules import (  # noqa: F401 - register rules
     recurrent,
     scaled_norms,
 )
-from spectral_dp.gradients.rules.layer_config import LayerConfig
-from spectral_dp.gradients.rules.registry import register_rule
-from spectral_dp.gradients.rules.rule import GhostRule, Rule
-
-__all__ = [
-    "GhostRule",
-    "LayerConfig",
-    "ModelGradients",
-    "RecordedBatch",
-    "Rule",
-    "find_problems",
-    "fix",
-    "register_rule",
-    "validate",
-]
+from spectral_dp.gradients.rules.layer_config import LayerConfig as LayerConfig
+from spectral_dp.gradients.rules.registry import register_rule as register_rule
+from spectral_dp.gradients.rules.rule import GhostRule as GhostRule
+from spectral_dp.gradients.rules.rule import Rule as Rule

@@ -10,10 +10,8 @@ learning rate, no epochs and no clipping bound to tune, and it takes seconds.
 - ``linear_head`` is what both make: the weights of an ordinary dense layer.
 """
 
-from spectral_dp.heads.class_means import private_class_means
-from spectral_dp.heads.errors import HeadError
-from spectral_dp.heads.least_squares import private_least_squares
-from spectral_dp.heads.linear_head import LinearHead
-from spectral_dp.heads.projection import random_projection
-
-__all__ = ["HeadError", "LinearHead", "private_class_means", "private_least_squares", "random_projection"]
+from spectral_dp.heads.class_means import private_class_means as private_class_means
+from spectral_dp.heads.errors import HeadError as HeadError
+from spectral_dp.heads.least_squares import private_least_squares as private_least_squares
+from spectral_dp.heads.linear_head import LinearHead as LinearHead
+from spectral_dp.heads.projection import random_projection as random_projection

@@ -15,12 +15,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from spectral_dp.mechanism.filters import Filter
+from spectral_dp.mechanism.filters import Filter, check_choice
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.public_basis import PublicBasis
 from spectral_dp.mechanism.transforms import Transform, as_tuple
@@ -60,8 +60,7 @@ class EigenvalueFilter(Filter):
         eigenvalue_gains(torch.ones(1), self.power, self.damp)  # wrong numbers fail where they are given
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep must be at least 1, got {self.keep}")
-        if self.scale not in get_args(Scale):
-            raise ValueError(f"unknown scale {self.scale!r}: choose one of {', '.join(map(repr, get_args(Scale)))}")
+        check_choice("scale", self.scale, Scale)
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Returns the gains by eigenvalue. Only a public basis has eigenvalues, so other transforms raise."""

@@ -100,8 +100,8 @@ class LowPassFilter(Filter):
 
     def __post_init__(self) -> None:
         _check_ratio("ratio", self.ratio)
-        _check_choice("region", self.region, Region)
-        _check_choice("order", self.order, Order)
+        check_choice("region", self.region, Region)
+        check_choice("order", self.order, Order)
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Returns gains of one on the kept frequencies. With ``"clip_then_filter"`` all pre-gains are one."""
@@ -127,7 +127,7 @@ class PaperBandFilter(Filter):
 
     def __post_init__(self) -> None:
         _check_ratio("ratio", self.ratio)
-        _check_choice("order", self.order, Order)
+        check_choice("order", self.order, Order)
 
     def gains(self, transform: Transform, shape: int | Sequence[int], step: int = 0) -> Gains:
         """Returns gains of one on the band. Only Fourier coefficients have mirror images, so other transforms raise."""
@@ -218,7 +218,7 @@ class AnnealedFilter(Filter):
     def __post_init__(self) -> None:
         _check_ratio("start", self.start)
         _check_ratio("end", self.end)
-        _check_choice("schedule", self.schedule, Schedule)
+        check_choice("schedule", self.schedule, Schedule)
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
@@ -364,6 +364,7 @@ def _check_ratio(name: str, ratio: float) -> None:
         raise ValueError(f"{name} is the fraction of coordinates to drop and must be in [0, 1), got {ratio}")
 
 
-def _check_choice(name: str, value: str, choices: Any) -> None:
+def check_choice(name: str, value: str, choices: Any) -> None:
+    """Raises ``ValueError``, with the choices, unless a value is one of those of a ``Literal``."""
     if value not in get_args(choices):
         raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(map(repr, get_args(choices)))}")

@@ -97,16 +97,8 @@ class PublicBasis(Transform):
         """Returns the vectors with these coordinates along one dimension: ``(..., k) -> (..., n)``."""
         return self._product(z, dims, self._like(z).T)
 
-    def basis(
-        self,
-        shape: int | Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Returns the axes as rows, ``(k, n)``. The shape is that of the coordinates, ``(k,)``."""
-        self.check_shape(as_tuple(shape))
-        return self._vectors.T.to(device, dtype)
+    def _matrix(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._vectors.T.to(device, dtype)  # the axes as rows, (k, n)
 
     def frequencies(self, shape: int | Sequence[int]) -> Tensor:
         """Returns the rank of every axis by its eigenvalue, ``(k, 1)``: 0 for the largest."""

@@ -77,7 +77,10 @@ class Transform(ABC):
         """
         shape = as_tuple(shape)
         self.check_shape(shape)
-        return _basis(self, shape, dtype, torch.device(device))
+        return self._matrix(shape, dtype, torch.device(device))
+
+    def _matrix(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return _basis(self, shape, dtype, device)
 
     @abstractmethod
     def frequencies(self, shape: int | Sequence[int]) -> Tensor:

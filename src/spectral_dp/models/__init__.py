@@ -4,24 +4,15 @@ The command line and user code share the registry: ``register_model`` adds a net
 dense or in its block-circulant form.
 """
 
-from spectral_dp.models.networks import Activation, LeNet5, Model1, Model2, Model3
-from spectral_dp.models.registry import Entry, build, entry, register_model, spectral_of_head
-from spectral_dp.models.scattering import FeatureNetwork, ScatterCNN, ScatterLinear
-from spectral_dp.models.transfer import TransferHead
-
-__all__ = [
-    "Activation",
-    "Entry",
-    "FeatureNetwork",
-    "LeNet5",
-    "Model1",
-    "Model2",
-    "Model3",
-    "ScatterCNN",
-    "ScatterLinear",
-    "TransferHead",
-    "build",
-    "entry",
-    "register_model",
-    "spectral_of_head",
-]
+from spectral_dp.models.networks import LeNet5 as LeNet5
+from spectral_dp.models.networks import Model1 as Model1
+from spectral_dp.models.networks import Model2 as Model2
+from spectral_dp.models.networks import Model3 as Model3
+from spectral_dp.models.registry import build as build
+from spectral_dp.models.registry import entry as entry
+from spectral_dp.models.registry import register_model as register_model
+from spectral_dp.models.registry import spectral_of_head as spectral_of_head
+from spectral_dp.models.scattering import FeatureNetwork as FeatureNetwork
+from spectral_dp.models.scattering import ScatterCNN as ScatterCNN
+from spectral_dp.models.scattering import ScatterLinear as ScatterLinear
+from spectral_dp.models.transfer import TransferHead as TransferHead

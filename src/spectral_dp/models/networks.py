@@ -11,6 +11,8 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from spectral_dp.mechanism.filters import check_choice
+
 Activation = Literal["tanh", "relu"]
 #: Group normalisation before or after each activation of a convolution.
 GroupNormPlace = Literal["before", "after"]
@@ -159,7 +161,5 @@ class Model3(_Network):
 
 def activation_layer(name: Activation) -> nn.Module:
     """Returns the activation function of this name."""
-    if name not in get_args(Activation):
-        listed = ", ".join(map(repr, get_args(Activation)))
-        raise ValueError(f"unknown activation {name!r}: choose one of {listed}")
+    check_choice("activation", name, Activation)
     return nn.Tanh() if name == "tanh" else nn.ReLU()

@@ -10,26 +10,16 @@ Formal guarantee. Nothing here reads a private record: what is computed from gen
 released, nothing of it is charged to a privacy budget, and it may be used in every step.
 """
 
-from spectral_dp.priors.generated_spectrum import spectrum_of
-from spectral_dp.priors.generator import ImagePrior
-from spectral_dp.priors.images import PRIORS, generate_images, get_prior, image_batches, prior_assumption
-from spectral_dp.priors.leaves import DeadLeaves
-from spectral_dp.priors.noise_fields import OneOverF, WhiteNoise
-from spectral_dp.priors.spectrum import Spectrum, principal_axes
-from spectral_dp.priors.strokes import PenStrokes
-
-__all__ = [
-    "PRIORS",
-    "DeadLeaves",
-    "ImagePrior",
-    "OneOverF",
-    "PenStrokes",
-    "Spectrum",
-    "WhiteNoise",
-    "generate_images",
-    "get_prior",
-    "image_batches",
-    "principal_axes",
-    "prior_assumption",
-    "spectrum_of",
-]
+from spectral_dp.priors.generated_spectrum import spectrum_of as spectrum_of
+from spectral_dp.priors.generator import ImagePrior as ImagePrior
+from spectral_dp.priors.images import PRIORS as PRIORS
+from spectral_dp.priors.images import generate_images as generate_images
+from spectral_dp.priors.images import get_prior as get_prior
+from spectral_dp.priors.images import image_batches as image_batches
+from spectral_dp.priors.images import prior_assumption as prior_assumption
+from spectral_dp.priors.leaves import DeadLeaves as DeadLeaves
+from spectral_dp.priors.noise_fields import OneOverF as OneOverF
+from spectral_dp.priors.noise_fields import WhiteNoise as WhiteNoise
+from spectral_dp.priors.spectrum import Spectrum as Spectrum
+from spectral_dp.priors.spectrum import principal_axes as principal_axes
+from spectral_dp.priors.strokes import PenStrokes as PenStrokes

@@ -146,10 +146,6 @@ class SpectralConfig:
         return {name: plain_repr(dict(v) if isinstance(v, Mapping) else v) for name, v in out.items()}
 
     @property
-    def _filters_conv(self) -> bool:
-        return self.conv_ratio is not None or self.conv_filter is not None
-
-    @property
     def _filters_linear(self) -> bool:
         return self.linear_ratio is not None or self.linear_filter is not None
 
@@ -174,7 +170,7 @@ class SpectralConfig:
                     f"support='signal' is defined on the Fourier spectrum, not on {self.conv_transform!r}: leave "
                     "conv_transform out, or use support='kernel'"
                 )
-            if not self._filters_conv:
+            if self.conv_ratio is None and self.conv_filter is None:
                 raise ValueError(
                     f"conv_transform={self.conv_transform!r} changes nothing where convolutions are not filtered: give "
                     "conv_ratio or conv_filter, or leave conv_transform out"

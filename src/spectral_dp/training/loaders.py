@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-)
+from torch.utils import data
 
 from spectral_dp.accounting.privacy_loss import checked
 from spectral_dp.relations import Relation
@@ -20,7 +13,7 @@ from spectral_dp.training.sampling import CountingLoader, PoissonLoader
 
 
 def private_loader(
-    data_loader: DataLoader[Any],
+    data_loader: data.DataLoader[Any],
     *,
     poisson_sampling: bool,
     sample_rate: float | None,
@@ -29,7 +22,7 @@ def private_loader(
     max_physical_batch_size: int | None = None,
 ) -> PoissonLoader | CountingLoader:
     """Returns the loader to train with. The arguments are those of ``PrivacyEngine.make_private``."""
-    if isinstance(data_loader.sampler, DistributedSampler):
+    if isinstance(data_loader.sampler, data.DistributedSampler):
         raise ValueError(
             "a DistributedSampler would choose the records of each process a second time: make the DataLoader with "
             "batch_size (of all processes together) and shuffle only. With an initialised process group each process "
@@ -60,7 +53,7 @@ def private_loader(
     return CountingLoader(data_loader)
 
 
-def _check_loader_as_it_is(data_loader: DataLoader[Any], sample_rate: float, relation: Relation) -> None:
+def _check_loader_as_it_is(data_loader: data.DataLoader[Any], sample_rate: float, relation: Relation) -> None:
     """Raises ``ValueError`` if a loader that makes its own batches cannot be accounted for.
 
     Formal guarantee. Accounting every step at rate 1 under replace-one is an upper bound:
@@ -71,7 +64,7 @@ def _check_loader_as_it_is(data_loader: DataLoader[Any], sample_rate: float, rel
       of all later batches change, by up to 2C.
     * A rate below 1 would be wrong: every record takes part in every pass, and shuffling is not Poisson sampling.
     """
-    if not isinstance(data_loader.dataset, IterableDataset) and not _takes_each_once(data_loader):
+    if not isinstance(data_loader.dataset, data.IterableDataset) and not _takes_each_once(data_loader):
         raise ValueError(
             f"a {type(data_loader.sampler).__name__} may draw a record twice into one batch, where it would count "
             "twice, or choose by what records hold: use poisson_sampling=True, or make the loader with batch_size "
@@ -91,11 +84,11 @@ def _check_loader_as_it_is(data_loader: DataLoader[Any], sample_rate: float, rel
         )
 
 
-def _takes_each_once(data_loader: DataLoader[Any]) -> bool:
+def _takes_each_once(data_loader: data.DataLoader[Any]) -> bool:
     """Returns whether a pass is known to take each record at most once, whatever the contents of the records."""
     order: Any = data_loader.sampler
-    if type(order) is RandomSampler:
+    if type(order) is data.RandomSampler:
         return not order.replacement and len(order) <= len(data_loader.dataset)  # type: ignore[arg-type]
-    if type(order) is SubsetRandomSampler:
+    if type(order) is data.SubsetRandomSampler:
         return len({int(i) for i in order.indices}) == len(order.indices)
-    return type(order) is SequentialSampler
+    return type(order) is data.SequentialSampler

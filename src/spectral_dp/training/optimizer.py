@@ -24,7 +24,7 @@ from spectral_dp.training.noise_levels import gradient_noise
 from spectral_dp.training.opacus_names import OpacusNames
 from spectral_dp.training.release_plan import ReleasePlan, plan_release
 from spectral_dp.training.sampling import PhysicalBatch
-from spectral_dp.training.wrapped_optimizer import WrappedOptimizer
+from spectral_dp.training.wrapped_optimizer import WrappedOptimizer, loss_of
 
 LossReduction = Literal["mean", "sum"]
 
@@ -200,10 +200,7 @@ class PrivateOptimizer(OpacusNames, WrappedOptimizer):
         Returns:
             What the closure returned, or None without one.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         current = self._current_batch()
         if current is not None and current.is_rehearsal:
             self._rehearse(current)

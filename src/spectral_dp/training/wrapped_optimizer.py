@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+
+def loss_of(closure: Callable[[], float] | None) -> float | None:
+    """Returns what a closure that was given to ``step`` computes, with gradients; None where there is none."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 class WrappedOptimizer(Optimizer):

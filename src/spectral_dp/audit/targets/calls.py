@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spectral_dp.audit.targets.samples import InputForm, Sample
+from spectral_dp.gradients.recording.samples import is_packed
 
 #: Arguments and keyword arguments.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -82,7 +83,7 @@ def with_gains(arguments: Arguments, axes: Sequence[int | None], gains: Tensor) 
     """Returns arguments in which the real numbers of sample ``b`` are multiplied by ``gains[b]``."""
     if bool((gains == 1).all()):
         return arguments
-    leaves, structure = tree_flatten(arguments, is_leaf=_is_packed)
+    leaves, structure = tree_flatten(arguments, is_leaf=is_packed)
     made: dict[int, Any] = {}  # queries, keys and values that are one tensor stay one
     for leaf, axis in itertools.zip_longest(leaves, axes[: len(leaves)]):
         made.setdefault(id(leaf), _gained(leaf, axis, gains))
@@ -92,7 +93,7 @@ def with_gains(arguments: Arguments, axes: Sequence[int | None], gains: Tensor) 
 
 def first_output(output: Any) -> Tensor | None:
     """Returns the first tensor of real numbers of what a module gave, padded if it is packed. None if there is none."""
-    for leaf in tree_flatten(output, is_leaf=_is_packed)[0]:
+    for leaf in tree_flatten(output, is_leaf=is_packed)[0]:
         if isinstance(leaf, PackedSequence):
             return pad_packed_sequence(leaf, batch_first=True)[0]
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -117,7 +118,7 @@ def _calls(model: nn.Module, form: InputForm, samples: Sequence[Sample]) -> dict
     def noting(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
         def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if name not in calls and (first := first_output(output)) is not None:
-                calls[name] = _Call(tree_flatten((args, kwargs), is_leaf=_is_packed)[0], first)
+                calls[name] = _Call(tree_flatten((args, kwargs), is_leaf=is_packed)[0], first)
 
         return note
 
@@ -148,7 +149,3 @@ def _gained(leaf: Any, axis: int | None, gains: Tensor) -> Any:
     rows = leaf.movedim(axis, 0)
     each = gains.to(leaf).repeat_interleave(len(rows) // len(gains))  # a sample may have several rows, side by side
     return (rows * each.view(-1, *[1] * (rows.ndim - 1))).movedim(0, axis)
-
-
-def _is_packed(value: Any) -> bool:
-    return isinstance(value, PackedSequence)

@@ -15,14 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from spectral_dp.audit.targets import group
 from spectral_dp.audit.targets.excitations import LayerProbe
-from spectral_dp.audit.targets.group import (
-    ScriptShare,
-    chosen_coins,
-    count_draws,
-    model_of_first,
-    require_same_release,
-)
 from spectral_dp.audit.targets.model import ModelTarget
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.audit.targets.samples import Batch
@@ -81,7 +75,7 @@ class SpectralTarget(ModelTarget):
         self._ranks = ranks = current_ranks()
         if ranks is not None:
             self.processes = ranks.size
-            model, name = model_of_first(ranks, model), f"{name}, {ranks.size} processes"
+            model, name = group.model_of_first(ranks, model), f"{name}, {ranks.size} processes"
             claim, batch, hostile = ranks.of_first(lambda: (claim, batch, hostile), "the beginning of an audit")
         super().__init__(model, claim, input_shape=input_shape, batch=batch, hostile=hostile)
         self.name, self._seed, self._runs = name, seed, itertools.count()
@@ -114,12 +108,12 @@ class SpectralTarget(ModelTarget):
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
         """Makes one logical step on these records. Filters that learn forget it."""
         training, ranks = self._chosen, self._ranks
-        served = noise if noise is None or ranks is None else ScriptShare(noise, ranks)
+        served = noise if noise is None or ranks is None else group.ScriptShare(noise, ranks)
         training.optimizer.noise = self._own_noise if served is None else served
-        training.loader.coins = chosen_coins(ranks, len(records))  # splitting and loading are the loader's own
+        training.loader.coins = group.chosen_coins(ranks, len(records))  # splitting and loading are the loader's own
         released = next(self._steps(training, records))
         if noise is not None and ranks is not None:
-            count_draws(ranks, noise)
+            group.count_draws(ranks, noise)
         training.optimizer.gradients.load_filter_state(self._filters)
         training.optimizer.resume(0)
         return released
@@ -147,7 +141,7 @@ class SpectralTarget(ModelTarget):
                 gradients = [parameter.grad for parameter in self._released(optimizer)]
                 flat = torch.cat([g.detach().flatten().double() for g in gradients if g is not None])
                 if self._ranks is not None:
-                    require_same_release(self._ranks, flat)
+                    group.require_same_release(self._ranks, flat)
                 yield flat * optimizer.expected_batch_size
 
     def _released(self, optimizer: PrivateOptimizer) -> list[nn.Parameter]:

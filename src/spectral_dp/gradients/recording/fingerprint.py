@@ -23,8 +23,10 @@ _STRETCHES = 8  # sums of a long tensor: what permutes its values moves them bet
 _SHORT = 4096  # words of a tensor up to which each is weighted by its place
 _DEPTH = 4  # of lists within lists that is looked into
 _LARGE = 1000  # entries from which a list that begins with names or whole numbers is taken to go on so
-_OF_TORCH = frozenset(vars(nn.Module()))  # attributes that every module has
 _COMPUTED_FROM = ("_orig", "_v")  # weight_norm, spectral_norm and prune compute `weight` from such parameters
+
+#: The attributes that every module has.
+OF_TORCH = frozenset(vars(nn.Module()))
 
 Number = Tensor | np.ndarray[Any, Any] | np.inexact[Any] | float | complex
 
@@ -62,7 +64,7 @@ def held(model: nn.Module) -> dict[str, Entry]:
 def own_attributes(module: nn.Module) -> dict[str, Any]:
     """All but what torch keeps there itself, also the weights that its older hooks compute before every pass."""
     computed = {name.removesuffix(end) for name in module._parameters for end in _COMPUTED_FROM if name.endswith(end)}
-    return {name: value for name, value in vars(module).items() if name not in _OF_TORCH and name not in computed}
+    return {name: value for name, value in vars(module).items() if name not in OF_TORCH and name not in computed}
 
 
 class Fingerprint:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from spectral_dp.gradients.recording import refusals
 from spectral_dp.gradients.recording.anchor import Anchor, Detour, Widened, anchor_like, hookable
 from spectral_dp.gradients.recording.autocast_state import AutocastState
 from spectral_dp.gradients.recording.call import (
@@ -40,12 +41,6 @@ from spectral_dp.gradients.recording.hooks import Watch
 from spectral_dp.gradients.recording.knowledge import Knowledge
 from spectral_dp.gradients.recording.passes import Pass
 from spectral_dp.gradients.recording.random_state import RandomState
-from spectral_dp.gradients.recording.refusals import (
-    check_called_as_it_is,
-    explain_empty_batch,
-    refuse_dependence,
-    refuse_shared,
-)
 from spectral_dp.gradients.recording.samples import calls_under_way, keywords_of_call, number_of_samples, some_samples
 from spectral_dp.gradients.recording.shared import Shared
 from spectral_dp.gradients.recording.side_outputs import SideOutputs, Stored
@@ -149,9 +144,9 @@ class Recorder(Watch, Generic[Kept]):
         self._restore(module)  # a pass that was interrupted, as by Ctrl-C, left it frozen
         trained = tuple(p for p in self._watched[module] if p.requires_grad)
         if trained:
-            check_called_as_it_is(module, trained)
+            refusals.check_called_as_it_is(module, trained)
             if module in self._taken_over:
-                refuse_shared(module, args, keywords_of_call(module) or {})
+                refusals.refuse_shared(module, args, keywords_of_call(module) or {})
             self._sides[module] = SideOutputs(module)
             if module in self._with_output:
                 self._random_states[module] = RandomState.now(trained[0].device)
@@ -180,7 +175,7 @@ class Recorder(Watch, Generic[Kept]):
         random_state = self._random_states.pop(module, None)
         try:
             if output is None and isinstance(self._pass, Pass) and self._pass.samples == 0:
-                explain_empty_batch()
+                refusals.explain_empty_batch()
             if output is None or not trained or side is None:  # the forward pass failed, or there is nothing to record
                 return None
             if not torch.is_grad_enabled():  # switched off meanwhile, as metrics do, and nothing comes back to it
@@ -211,7 +206,7 @@ class Recorder(Watch, Generic[Kept]):
             )
         for module, parameters in self._held.items():
             trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-            check_called_as_it_is(module, trained.values())
+            refusals.check_called_as_it_is(module, trained.values())
             for name, parameter in trained.items():
                 shared = self._for_samples(current, module, name, parameter)
                 for alias in [n for n, p in module._parameters.items() if p is parameter]:
@@ -335,9 +330,11 @@ class Recorder(Watch, Generic[Kept]):
             no_side_outputs[output] = leaves[i]
         name = type(module).__name__
         for i in tensors[1:]:
-            of_samples(leaves[i]).register_hook(refuse_dependence(f"on an output of {name} other than its first"))
+            of_samples(leaves[i]).register_hook(
+                refusals.refuse_dependence(f"on an output of {name} other than its first")
+            )
         self._replaced += side.refuse(
-            no_side_outputs, refuse_dependence(f"on a tensor that {name} stored in its forward pass")
+            no_side_outputs, refusals.refuse_dependence(f"on a tensor that {name} stored in its forward pass")
         )
         if is_shared:
             assert samples is not None
@@ -364,7 +361,7 @@ class Recorder(Watch, Generic[Kept]):
         for i, output in zip(tensors, outputs, strict=True):
             no_side_outputs[leaves[i]] = leaves[i] = output
         what = f"on a tensor that {type(module).__name__} stored in its forward pass"
-        self._replaced += side.refuse(no_side_outputs, refuse_dependence(what))
+        self._replaced += side.refuse(no_side_outputs, refusals.refuse_dependence(what))
         made.append(self._captures.recording(module, call, outputs[0]))
 
 

@@ -45,8 +45,8 @@ def number_of_samples(args: tuple[Any, ...], kwargs: Mapping[str, Any], expected
         The number, or None where no argument is a tensor with a first dimension. Also None where the first is a single
         row and others have more: it may be one sample, or what all samples share (a time step).
     """
-    leaves = tree_leaves((args, dict(kwargs)), is_leaf=_is_packed)
-    lengths = [_length(v) for v in leaves if _is_packed(v) or (isinstance(v, Tensor) and v.ndim > 0)]
+    leaves = tree_leaves((args, dict(kwargs)), is_leaf=is_packed)
+    lengths = [_length(v) for v in leaves if is_packed(v) or (isinstance(v, Tensor) and v.ndim > 0)]
     if expected in lengths:
         return expected
     return None if not lengths or (lengths[0] == 1 and max(lengths) > 1) else lengths[0]
@@ -56,22 +56,23 @@ def some_samples(value: Any, samples: int, rows: slice) -> Any:
     """Returns arguments with these samples only, in copies that a run may write."""
 
     def of(leaf: Any) -> Any:
-        if _is_packed(leaf):
+        if is_packed(leaf):
             chosen = unpack_sequence(leaf)[rows] if _length(leaf) == samples else unpack_sequence(leaf)
             return pack_sequence([sequence.detach() for sequence in chosen], enforce_sorted=False)
         if not isinstance(leaf, Tensor):
             return leaf
         return (leaf[rows] if leaf.ndim > 0 and len(leaf) == samples else leaf).detach().clone()
 
-    return tree_map(of, value, is_leaf=_is_packed)
+    return tree_map(of, value, is_leaf=is_packed)
 
 
-def _is_packed(value: Any) -> bool:
+def is_packed(value: Any) -> bool:
+    """Returns whether a value is a packed sequence, which pytree would take apart."""
     return isinstance(value, PackedSequence)
 
 
 def _length(value: Any) -> int:
-    return int(value.batch_sizes[0]) if _is_packed(value) else len(value)
+    return int(value.batch_sizes[0]) if is_packed(value) else len(value)
 
 
 def relation(whole: Tensor, rest: Tensor, samples: int, precision: float = 0.0) -> Relation:

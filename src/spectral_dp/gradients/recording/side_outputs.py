@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+from spectral_dp.gradients.recording.fingerprint import OF_TORCH
 
 
 class Stored(NamedTuple):
@@ -98,7 +98,7 @@ def stored_tensors(module: nn.Module) -> Iterator[Stored]:
         for name, value in attributes.items():
             if isinstance(value, Tensor):
                 yield Stored(attributes, name, None, value)
-            elif isinstance(value, list | tuple | dict) and name not in _OF_EVERY_MODULE:
+            elif isinstance(value, list | tuple | dict) and name not in OF_TORCH:
                 yield from (Stored(attributes, name, key, v) for key, v in _items(value) if isinstance(v, Tensor))
 
 

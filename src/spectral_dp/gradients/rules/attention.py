@@ -27,6 +27,7 @@ from spectral_dp.gradients.rules.fallback import FallbackRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule
 from spectral_dp.gradients.rules.same_output import check_same_output
+from spectral_dp.split_attention import added_mask
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 _PARAMETERS = {
@@ -120,9 +121,9 @@ class AttentionRule(DenseMapsRule[nn.MultiheadAttention]):
         if attention is not None:
             attention = attention if attention.ndim == 3 else attention[None]
             heads = 1 if len(attention) == 1 else self.module.num_heads
-            masks.append(_added(attention, q.dtype).unflatten(0, (-1, heads)))
+            masks.append(added_mask(attention, q.dtype).unflatten(0, (-1, heads)))
         if padding is not None:
-            masks.append(_added(padding, q.dtype)[:, None, None])
+            masks.append(added_mask(padding, q.dtype)[:, None, None])
         if not masks:
             return None
         missing = k.shape[1] - masks[0].shape[3]  # what was appended to the keys is seen by all
@@ -204,13 +205,6 @@ def _batched(t: Tensor) -> Tensor:
     if t.ndim != 3:
         raise ValueError("MultiheadAttention was called with one unbatched sample: add x[None]")
     return t
-
-
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of truth values, true where not to look, as numbers to be added to the scores."""
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
 
 
 def _are_one(tensors: tuple[Tensor, ...]) -> bool:

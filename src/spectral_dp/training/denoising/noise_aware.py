@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spectral_dp.training.wrapped_optimizer import WrappedOptimizer
+from spectral_dp.training.wrapped_optimizer import WrappedOptimizer, loss_of
 
 
 @runtime_checkable
@@ -54,10 +54,7 @@ class GradientFilter(WrappedOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Filters the gradients and makes a step of the wrapped optimizer."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         released = [p.grad for p in parameters]
         left = {}

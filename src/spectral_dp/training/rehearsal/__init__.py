@@ -9,6 +9,5 @@
 * ``explanation.py``: the error messages.
 """
 
-from spectral_dp.training.rehearsal.procedure import Rehearsal, RehearsalError
-
-__all__ = ["Rehearsal", "RehearsalError"]
+from spectral_dp.training.rehearsal.procedure import Rehearsal as Rehearsal
+from spectral_dp.training.rehearsal.procedure import RehearsalError as RehearsalError

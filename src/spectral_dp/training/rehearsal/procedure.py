@@ -44,15 +44,7 @@ from spectral_dp.gradients.model import ModelGradients, RecordedBatch
 from spectral_dp.gradients.recording.fingerprint import Fingerprint, held
 from spectral_dp.training.optimizer import PrivateOptimizer
 from spectral_dp.training.records import copied
-from spectral_dp.training.rehearsal.aside import (
-    generator_states,
-    generators_kept,
-    in_evaluation_mode,
-    is_dropout,
-    schedulers_of,
-    seed_everything,
-    state_kept,
-)
+from spectral_dp.training.rehearsal import aside
 from spectral_dp.training.rehearsal.choice import Choice
 from spectral_dp.training.rehearsal.explanation import cannot_tell, depends_on_mates, depends_on_size, wrong_reduction
 from spectral_dp.training.rehearsal.observation import Observation, Sum, has_other_scale, mismatch, observe
@@ -172,7 +164,7 @@ class Rehearsal:
                 yield from self._hand_out(self._next)
                 if not self._observed:
                     return  # read without training
-            with generators_kept():  # a dataset may draw from them
+            with aside.generators_kept():  # a dataset may draw from them
                 self._advance()
 
     def _fit_into(self, max_batch_size: int | None) -> None:
@@ -194,22 +186,22 @@ class Rehearsal:
         model, optimizer = self._gradients.model, self._optimizer
         optimizers = (optimizer, optimizer.original_optimizer)
         if self._schedulers is None:
-            self._schedulers = schedulers_of(optimizers)
+            self._schedulers = aside.schedulers_of(optimizers)
         follow = traced(model, len(request.records), optimizer.views, request.position)
         self._open.close()
         with ExitStack() as self._open:
-            self._open.enter_context(state_kept(model, optimizers, self._schedulers))
+            self._open.enter_context(aside.state_kept(model, optimizers, self._schedulers))
             self._open.enter_context(self._gradients.state.paused())
             self._visits = self._open.enter_context(follow)
             self._before = Fingerprint(model), _attributes(model)
             if request.quiet != "none":
-                chosen = [m for m in model.modules() if request.quiet == "all" or is_dropout(m)]
-                self._open.enter_context(in_evaluation_mode(chosen))
-            seed_everything(request.seed)
+                chosen = [m for m in model.modules() if request.quiet == "all" or aside.is_dropout(m)]
+                self._open.enter_context(aside.in_evaluation_mode(chosen))
+            aside.seed_everything(request.seed)
             batch = self._collate([copied(record) for record in request.records])  # which may change them
-            self._content, collated = content(batch), generator_states()
-            seed_everything(request.seed)  # the loop draws the same, however much the collation drew
-            self._begun = generator_states(), collated
+            self._content, collated = content(batch), aside.generator_states()
+            aside.seed_everything(request.seed)  # the loop draws the same, however much the collation drew
+            self._begun = aside.generator_states(), collated
             yield len(request.records), batch
 
     def _procedure(self) -> Passes[None]:
@@ -349,7 +341,7 @@ class Rehearsal:
         observation = observe(self._gradients, batches, self._optimizer.loss_reduction, self._floor)
         self._floor = observation.floor
         self._observed.append(observation)
-        self._drawn.append(_Drawn(*self._begun, generator_states()))
+        self._drawn.append(_Drawn(*self._begun, aside.generator_states()))
         self._collation_draws |= self._drawn[-1].collated != self._drawn[-1].seeded
         model, (untouched, attributes) = self._gradients.model, self._before
         after = Fingerprint(model)
