@@ -24,6 +24,7 @@ from spectral_dp.experiments import audit_target
 from spectral_dp.mechanism.noise import NoiseSource
 from spectral_dp.models import registry
 from spectral_dp.training import engine
+from spectral_dp.training.coins import SecureCoins, SeededCoins
 from spectral_dp.training.distributed import shares
 from spectral_dp.training.distributed.ranks import Ranks, current_ranks
 from spectral_dp.training.distributed.shard import ShardCoins
@@ -41,6 +42,7 @@ CAUGHT_BY = {
     "one share only": {"linear map", "noise law"},
     "shards sampled at rate qR": {"sampling"},
     "every rank draws from all records": {"sampling", "neighbours, over a run"},
+    "one key for the coins of all ranks": {"sampling"},
     "division by the realised batch": {"neighbours", "batch size"},
     "average in place of the sum": {"noise law"},
 }
@@ -74,7 +76,16 @@ class OfAllRecords(ShardCoins):
     """Every rank draws from all records, as if it were alone."""
 
     def tosses(self, size, sample_rate, epoch, first_step):
-        return self.coins.tosses(size, sample_rate, epoch, first_step)
+        return SecureCoins().tosses(size, sample_rate, epoch, first_step)
+
+
+class OfOneKey(ShardCoins):
+    """Every rank tosses for its own shard, but from the key of all, so that records are drawn in pairs."""
+
+    def tosses(self, size, sample_rate, epoch, first_step):
+        own = len(range(self.rank, size, self.size))
+        coins = SeededCoins(0, reproducibility_over_privacy=True)
+        return (self.rank + self.size * drawn for drawn in coins.tosses(own, sample_rate, epoch, first_step))
 
 
 class RealisedBatch(audit.SpectralTarget):
@@ -108,6 +119,8 @@ def broken(mistake):
         return mock.patch.object(engine, "ShardCoins", AtTheRateOfAll)
     if mistake == "every rank draws from all records":
         return mock.patch.object(engine, "ShardCoins", OfAllRecords)
+    if mistake == "one key for the coins of all ranks":
+        return mock.patch.object(engine, "ShardCoins", OfOneKey)
     if mistake == "average in place of the sum":
         return mock.patch.object(Ranks, "added", averaged(Ranks.added))
     return contextlib.nullcontext()

@@ -94,7 +94,7 @@ def in_a_group_that_is_gone():
 
 
 def losing_the_last(when):
-    """The last rank is killed, or sleeps, or has an error; the others tell how long they waited, and for whom."""
+    """The last rank is killed, leaves, sleeps, or has an error; the others tell how long they waited, and for whom."""
     ranks = current_ranks()
     began, is_last = time.monotonic(), ranks.rank == ranks.size - 1
     try:
@@ -103,6 +103,9 @@ def losing_the_last(when):
             time.sleep(1.5)
         elif is_last and when == "error":
             ranks.tell(ValueError("a record that cannot be read"))
+            return None
+        elif is_last and when == "left the group":  # its script caught an error, and does something else now
+            dist.destroy_process_group()
             return None
         elif is_last:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -58,7 +58,36 @@ class TooOften(doubles.audit.FunctionTarget):
             yield (torch.rand(records, generator=generator) < 0.5).nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize(("kind", "test"), [(FixedSize, "records of a step"), (TooOften, "rate")])
+class InPairs(doubles.audit.FunctionTarget):
+    """Two processes with one key: each record is drawn together with its neighbour, at the claimed rate."""
+
+    def batches(self, records):
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            coins = torch.rand((records + 1) // 2, generator=generator) < 0.25
+            yield coins.repeat_interleave(2)[:records].nonzero().flatten().tolist()
+
+
+class TwoStepsAlike(doubles.audit.FunctionTarget):
+    """A second process that starts from the same position: every batch is used for two steps."""
+
+    def batches(self, records):
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            batch = (torch.rand(records, generator=generator) < 0.25).nonzero().flatten().tolist()
+            yield batch
+            yield batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "test"),
+    [
+        (FixedSize, "records of a step"),
+        (TooOften, "rate"),
+        (InPairs, "records that share coins"),
+        (TwoStepsAlike, "steps that share coins"),
+    ],
+)
 def test_control_other_samplers_are_caught(kind, test):
     claim = dataclasses.replace(doubles.CLAIM, sample_rate=0.25)
     found = verdict(doubles.target(doubles.sound, claim=claim, kind=kind))

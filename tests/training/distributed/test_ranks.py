@@ -67,6 +67,13 @@ def test_a_rank_that_is_lost_is_named_in_time(processes, when):
         assert "Restart all ranks from the last checkpoint" in words
 
 
+def test_a_rank_that_leaves_the_group_is_missed_at_once(processes):
+    """Its connections are closed when it leaves, not when it ends, which may be never."""
+    words, seconds = processes.results(2, PROGRAMS + "losing_the_last", "left the group", timeout=20.0)[0]
+    assert "rank 1 (last seen at a release) did not arrive" in words
+    assert seconds < 10
+
+
 def test_one_process_has_no_ranks():
     assert current_ranks() is None
 

@@ -6,12 +6,14 @@ run:
 * ``sampling``: under Poisson sampling the number of steps of each record is Binomial(T, q), and the size of each batch
   of m records is Binomial(m, q). Shuffling has the right rate and the wrong spread: every record takes part once an
   epoch, and every batch has one size. Its privacy is worse than that of Poisson sampling at the same rate (Chua et al.
-  2024), so it must not be accounted for as such.
+  2024), so it must not be accounted for as such. Nor may two records, or two steps, share their coins: two processes
+  with the same key draw pairs of records, and whoever sees one of a pair in a step knows of the other.
 * ``neighbours, over a run``: no step holds more of a canary than its clipped gradient, once. This catches a record that
   is drawn twice, and a bound that grows as training goes on.
 
 The rate is tested exactly. The two spreads are tested by comparing their variance with that of simulated coins, which
-is exact as well, whatever the sizes.
+is exact as well, whatever the sizes. Coins that are shared are looked for at every distance between records and between
+steps. How often two coins at one distance both show heads is a binomial count.
 """
 
 from __future__ import annotations
@@ -20,14 +22,18 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 
 from spectral_dp.audit.instruments.flock import Flock
 from spectral_dp.audit.report import Verdict
+from spectral_dp.audit.statistics.noise_law import worst
 from spectral_dp.audit.targets.target import Target
 
 #: Slack for float32 in what a canary contributes, relative to the bound.
 SLACK = 1e-3
+
+#: Records, and steps, whose coins are compared with each other, at most.
+MOST_COMPARED = 2048
 
 
 def check_sampling(
@@ -87,9 +93,11 @@ def _sampling(
         "rate": float(binomtest(total, took_part.size, rate).pvalue),
         "steps of a record": _spread(took_part.sum(0), steps, rate, confidence, generator),
         "records of a step": _spread(took_part.sum(1), canaries, rate, confidence, generator),
+        "records that share coins": _shared(took_part, rate),
+        "steps that share coins": _shared(took_part.T, rate),
     }
-    worst = min(p_values, key=lambda name: p_values[name])
-    p = min(1.0, len(p_values) * p_values[worst])
+    least = min(p_values, key=lambda name: p_values[name])
+    p = min(1.0, len(p_values) * p_values[least])
     return Verdict(
         "sampling",
         f"{canaries} records, {steps} steps",
@@ -98,7 +106,7 @@ def _sampling(
         p,
         "at least",
         confidence,
-        note=f"rate {total / took_part.size:.4g} (claimed {rate:.4g}); most unlikely: {worst}",
+        note=f"rate {total / took_part.size:.4g} (claimed {rate:.4g}); most unlikely: {least}",
         details={"p_values": p_values, "rate": total / took_part.size, "claimed_rate": rate},
     )
 
@@ -116,6 +124,23 @@ def _spread(
     # The observed one among the simulated: a rank, exact by exchangeability.
     above, below = int((simulated >= observed).sum()), int((simulated <= observed).sum())
     return min(1.0, 2 * (min(above, below) + 1) / (simulations + 1))
+
+
+def _shared(coins: NDArray[np.bool_], rate: float) -> float:
+    """P-value of how often two columns that are some distance apart both show heads, for the worst distance.
+
+    Pairs of columns are disjoint: overlapping ones would be more, but their count has no exact law.
+    """
+    heads = coins[:, :MOST_COMPARED].astype(np.float32)
+    tosses, columns = heads.shape
+    if columns < 2:
+        return 1.0
+    both, numbers = heads.T @ heads, np.arange(columns)  # (columns, columns)
+    pairs = [numbers[:-lag] // lag % 2 == 0 for lag in range(1, columns)]
+    counts = np.array([both.diagonal(lag)[kept].sum() for lag, kept in enumerate(pairs, start=1)])
+    trials = tosses * np.array([kept.sum() for kept in pairs])
+    below, above = binom.cdf(counts, trials, rate**2), binom.sf(counts - 1, trials, rate**2)
+    return worst(2 * np.minimum(below, above))
 
 
 def _variance(counts: NDArray[np.int_], trials: int, rate: float) -> NDArray[np.float64]:

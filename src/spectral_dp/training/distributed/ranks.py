@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -59,7 +60,8 @@ class Ranks:
         self.device = _device()
         # Private, but the only way to the store that init_process_group made; used for words after a failure.
         self._attendance = Attendance(dist.distributed_c10d._get_default_store(), self.rank, self.size)
-        self._group: Any = dist.group.WORLD
+        # Weakly: else the connections would outlive destroy_process_group(), and the others would wait for this rank.
+        self._group: Any = weakref.ref(dist.group.WORLD)
         self._failure: str | None = None
         _tell_of_uncaught_errors(self)
 
@@ -71,7 +73,7 @@ class Ranks:
     @property
     def is_current(self) -> bool:
         """Whether the process group is still the one that these ranks are of."""
-        return dist.is_initialized() and dist.group.WORLD is self._group
+        return dist.is_initialized() and dist.group.WORLD is self._group()
 
     def meet(self, place: str, facts: Mapping[str, object] | None = None, *, flag: bool = False) -> Meeting:
         """Waits for all ranks, and makes sure that they are at the same place with the same facts.
