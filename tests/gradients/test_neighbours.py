@@ -11,7 +11,6 @@ from torch import nn
 
 from spectral_dp.gradients import LayerConfig, ModelGradients
 from spectral_dp.gradients import norms as norms_module
-from spectral_dp.gradients.rules import conv_norms
 from spectral_dp.gradients.rules.conv import KernelConvRule
 from spectral_dp.gradients.rules.registry import find_rule
 from spectral_dp.layers import BlockCirculantLinear
@@ -430,9 +429,9 @@ def test_gram_matrices_of_equal_numbers_are_not_rounded_down(make, x_shape, dA_s
     assert moved_by_equal_numbers(make, x_shape, dA_shape) <= C
 
 
-@pytest.mark.parametrize(("make", "x_shape", "dA_shape"), EQUAL)
-def test_control_gram_matrices_in_one_piece_are_caught(make, x_shape, dA_shape, monkeypatch):
+@pytest.mark.parametrize(("case", "piece"), zip(EQUAL, [1 << 30, 1 << 30, 1], strict=True))
+def test_control_gram_matrices_that_add_one_after_the_other_are_caught(case, piece, monkeypatch):
+    """A small product of many channels does so by itself, and products of one tap each do."""
     monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
-    monkeypatch.setattr(norms_module, "PIECE", 1 << 30)
-    monkeypatch.setattr(conv_norms, "PIECE", 1)
-    assert moved_by_equal_numbers(make, x_shape, dA_shape) > C * (1 + 1e-5)
+    monkeypatch.setattr(norms_module, "PIECE", piece)
+    assert moved_by_equal_numbers(*case.values) > C * (1 + 1e-5)

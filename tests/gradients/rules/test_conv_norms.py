@@ -131,6 +131,44 @@ def test_both_ways_see_the_same_gradients(geometry, kept):
     torch.testing.assert_close(total.flatten(1), torch.tensordot(c, z, 1).transpose(-1, -3).reshape(6, -1))
 
 
+def check_both_orders_give_the_same_gradients(geometry, monkeypatch):
+    taps = geometry.kernel[0] * geometry.kernel[1]
+    x, weight = torch.randn(5, 4, 7, 8).double(), torch.zeros(6, 4 // geometry.groups, *geometry.kernel).double()
+    dA = torch.randn_like(nn.functional.conv2d(x, weight, None, *geometry[1:]))
+    matrix = torch.randn(3, taps).double()
+    z = {}
+    for filters_first in (True, False):
+        monkeypatch.setattr(conv_norms, "filters_first", lambda *_, first=filters_first: first)
+        z[filters_first] = conv_norms.sample_gradients(x, dA, geometry, matrix)
+    torch.testing.assert_close(z[True], z[False])
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_filtered_inputs_give_the_gradients_that_filtering_products_gives(geometry, monkeypatch):
+    check_both_orders_give_the_same_gradients(geometry, monkeypatch)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_control_an_input_filtered_the_wrong_way_round_is_caught(geometry, monkeypatch):
+    """A convolution in place of a correlation: the kernel is mirrored, and norms of symmetric inputs do not show it."""
+    right = conv_norms._filtered_inputs
+    monkeypatch.setattr(
+        conv_norms, "_filtered_inputs", lambda x, size, geometry, matrix: right(x, size, geometry, matrix.flip(1))
+    )
+    with pytest.raises(AssertionError):
+        check_both_orders_give_the_same_gradients(geometry, monkeypatch)
+
+
+def test_inputs_are_filtered_first_where_that_needs_fewer_multiplications():
+    """The sizes at which both were timed: the order with fewer multiplications was the quicker one at each of them."""
+    three, five = ConvGeometry((3, 3)), ConvGeometry((5, 5))
+    assert all(conv_norms.filters_first(5, three, c_out) for c_out in (32, 64, 128))
+    assert not conv_norms.filters_first(13, five, 6)
+    assert not conv_norms.filters_first(13, five, 16)
+    assert not conv_norms.filters_first(9, three, 64), "nothing is dropped"
+    assert not conv_norms.filters_first(5, ConvGeometry((3, 3), groups=32), 32), "depthwise"
+
+
 def test_gram_matrices_are_for_small_maps_and_many_channels():
     geometry = ConvGeometry((3, 3), padding=(1, 1))
     assert conv_norms.prefers_gram((256, 4, 4), (256, 4, 4), geometry)
