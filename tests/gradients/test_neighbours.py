@@ -429,7 +429,7 @@ def test_gram_matrices_of_equal_numbers_are_not_rounded_down(make, x_shape, dA_s
     assert moved_by_equal_numbers(make, x_shape, dA_shape) <= C
 
 
-@pytest.mark.parametrize(("case", "piece"), zip(EQUAL, [1 << 30, 1 << 30, 1], strict=True))
+@pytest.mark.parametrize(("case", "piece"), [*zip(EQUAL, [1 << 30, 1 << 30, 1], strict=True)])
 def test_control_gram_matrices_that_add_one_after_the_other_are_caught(case, piece, monkeypatch):
     """A small product of many channels does so by itself, and products of one tap each do."""
     monkeypatch.setattr(KernelConvRule, "forms", lambda *_: False)
