@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-integrations coverage format lint docs docs-serve tutorials figures tables support-table bench bench-parts release-check clean
+.PHONY: help demo test test-slow test-integrations coverage format lint docs docs-serve tutorials figures tables support-table bench bench-quick bench-parts release-check clean
 
 help:  ## list the targets (what a bare `make` does)
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ support-table: $(VENV)/installed-integrations  ## try which layers and models ar
 # Hours, on a machine that does nothing else. What is remeasured later (--models, --curves) takes its place there.
 bench: $(VENV)/installed-dev  ## time training beside Opacus and plain PyTorch (hours)
 	for part in overheads training growth distributed; do $(BIN)/python benchmarks/bench_$$part.py --out results/bench || exit 1; done
+
+bench-quick: $(VENV)/installed-dev  ## race the five main workloads, and compare ratios with those committed (five minutes)
+	$(BIN)/python benchmarks/bench_quick.py
 
 bench-parts: $(VENV)/installed-dev  ## time the parts: transforms, mechanism, gradients, accounting
 	for part in accounting block_circulant gradients mechanism transforms; do \

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import bench_distributed
+import bench_quick
 import entries as kept
 import goals
 import pytest
@@ -110,6 +111,47 @@ class TestGoals:
         assert ours["time_verdict"].startswith("missed by 14.3")
         width = [entry("width, mlp", w, dpsgd=[w**2.0]) for w in (256, 512)]
         assert "time_verdict" not in slopes(width)[0]
+
+
+class TestQuick:
+    """The guard must see what is slower, and must not mind a slower machine."""
+
+    COMMITTED = entry(plain=[1.0], spectral=[1.2], opacus_ghost=[2.0])
+
+    def compared(self, *runs):
+        return {c.quantity: c for c in bench_quick.compare([self.COMMITTED], runs)}
+
+    def test_a_slower_machine_is_no_regression(self):
+        slow = entry(plain=[10.0, 20.0], spectral=[12.0, 24.0], opacus_ghost=[20.0, 40.0])
+        found = self.compared(slow)
+        assert not any(c.is_worse for c in found.values())
+        assert found["time / plain"].change == pytest.approx(0)
+
+    def test_a_slower_step_is(self):
+        slower = entry(plain=[1.0], spectral=[1.6], opacus_ghost=[2.0])
+        found = self.compared(slower, slower, self.COMMITTED)
+        assert found["time / plain"].is_worse, "the median of three runs"
+        assert found["time / best Opacus"].is_worse
+        assert not self.compared(slower, self.COMMITTED, self.COMMITTED)["time / plain"].is_worse
+
+    def test_more_memory_is_even_where_time_is_the_same(self):
+        greedy = entry(plain=[1.0], spectral=[1.2], opacus_ghost=[2.0])
+        greedy.measured[1].memory_mb *= 1.15
+        found = self.compared(greedy)
+        assert found["memory / plain"].is_worse
+        assert not found["time / plain"].is_worse
+
+    def test_what_failed_or_was_never_committed_does_not_pass(self):
+        failed = entry(plain=[1.0], spectral=[None], opacus_ghost=[2.0])
+        with pytest.raises(ValueError, match="a contestant failed"):
+            self.compared(failed)
+        with pytest.raises(ValueError, match="nothing is committed of model2"):
+            self.compared(entry("model2", plain=[1.0], spectral=[1.0], opacus_ghost=[1.0]))
+
+    def test_all_its_workloads_are_committed(self):
+        committed = {e.name for e in kept.load(bench_quick.COMMITTED / "training.json") if e.size == bench_quick.BATCH}
+        assert len(bench_quick.WORKLOADS) == 5
+        assert committed >= set(bench_quick.WORKLOADS)
 
 
 class TestEntries:
