@@ -9,7 +9,7 @@ SOURCE = Path(spectral_dp.__file__).parent
 TESTS = Path(__file__).parent
 
 #: Not modules of their own: what they hold is tested elsewhere.
-WITHOUT = {"__init__.py", "__main__.py", "_version.py"}
+WITHOUT = {"__init__.py", "__main__.py", "_public.py", "_version.py"}
 
 #: Suites about more than one module.
 CROSS_CUTTING = {

@@ -1,0 +1,36 @@
+"""The public names of the library, which ``spectral_dp`` has from here; ``as`` marks a name as public."""
+
+from spectral_dp.accounting.budget import BudgetExhausted as BudgetExhausted
+from spectral_dp.errors import SpectralDPError as SpectralDPError
+from spectral_dp.gradients import LayerConfig as LayerConfig
+from spectral_dp.layers import BlockCirculantLinear as BlockCirculantLinear
+from spectral_dp.layers import convert_linear as convert_linear
+from spectral_dp.mechanism.clipping import AutomaticClipping as AutomaticClipping
+from spectral_dp.mechanism.clipping import Clipped as Clipped
+from spectral_dp.mechanism.clipping import FlatClipping as FlatClipping
+from spectral_dp.mechanism.clipping import NonFiniteWarning as NonFiniteWarning
+from spectral_dp.mechanism.clipping import PerLayerClipping as PerLayerClipping
+from spectral_dp.mechanism.clipping import clip_and_sum as clip_and_sum
+from spectral_dp.mechanism.clipping import clip_each as clip_each
+from spectral_dp.mechanism.eigenvalue_filter import EigenvalueFilter as EigenvalueFilter
+from spectral_dp.mechanism.filters import AdaptiveFilter as AdaptiveFilter
+from spectral_dp.mechanism.filters import AnnealedFilter as AnnealedFilter
+from spectral_dp.mechanism.filters import Filter as Filter
+from spectral_dp.mechanism.filters import LowPassFilter as LowPassFilter
+from spectral_dp.mechanism.filters import PaperBandFilter as PaperBandFilter
+from spectral_dp.mechanism.filters import ShapedFilter as ShapedFilter
+from spectral_dp.mechanism.gains import Gains as Gains
+from spectral_dp.mechanism.noise import NoiseSource as NoiseSource
+from spectral_dp.mechanism.noise import SecureNoise as SecureNoise
+from spectral_dp.mechanism.noise import SeededNoise as SeededNoise
+from spectral_dp.mechanism.perturbation import perturb as perturb
+from spectral_dp.mechanism.perturbation import perturb_sum as perturb_sum
+from spectral_dp.mechanism.public_basis import PublicBasis as PublicBasis
+from spectral_dp.mechanism.transforms import Transform as Transform
+from spectral_dp.mechanism.transforms import get_transform as get_transform
+from spectral_dp.relations import Relation as Relation
+from spectral_dp.training.checkpoint import CheckpointError as CheckpointError
+from spectral_dp.training.config import SpectralConfig as SpectralConfig
+from spectral_dp.training.engine import PrivacyEngine as PrivacyEngine
+from spectral_dp.training.rehearsal import RehearsalError as RehearsalError
+from spectral_dp.training.sampling import PoissonLoader as PoissonLoader
