@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Self
 
@@ -205,14 +205,12 @@ def convert_linear(
         except ValueError as error:
             fix = "give it a smaller block_size (last_block_size if it is the last layer), or add it to skip"
             raise ValueError(f"cannot convert layer {name!r}: {error}; {fix}") from error
-    for parent in module.modules():
-        for name, child in parent._modules.items():
-            parent._modules[name] = converted.get(child, child)
-        if isinstance(parent, nn.TransformerEncoderLayer):
-            parent.activation_relu_or_gelu = 0  # its fused path would read the weights as dense
-        if isinstance(parent, nn.TransformerEncoder):
-            parent.use_nested_tensor = False  # which only the fused path can read
-    return converted.get(module, module)
+    for part in module.modules():
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0  # its fused path would read the weights as dense
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # which only the fused path can read
+    return with_replaced(module, converted)
 
 
 def _with_split_attention(module: nn.Module, skips: Callable[[str, nn.Module], bool]) -> nn.Module:
@@ -222,10 +220,15 @@ def _with_split_attention(module: nn.Module, skips: Callable[[str, nn.Module], b
         for name, m in module.named_modules()
         if type(m) is nn.MultiheadAttention and m.bias_k is None and not m.add_zero_attn and not skips(name, m)
     }
+    return with_replaced(module, split)
+
+
+def with_replaced(module: nn.Module, by: Mapping[nn.Module | None, nn.Module]) -> nn.Module:
+    """Puts other modules into the places of some, and returns the module, or what takes its own place."""
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
-            parent._modules[name] = split.get(child, child)
-    return split.get(module, module)
+            parent._modules[name] = by.get(child, child)
+    return by.get(module, module)
 
 
 class FrequencyBand(NamedTuple):

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from spectral_dp.layers import with_replaced
+
 
 def find_problems(model: nn.Module) -> list[str]:
     """Returns one message for each module that mixes samples, with its name, the reason and the replacement."""
@@ -41,17 +43,11 @@ def fix(model: nn.Module) -> nn.Module:
     keeps running statistics. A model that was trained with BatchNorm needs some further training afterwards.
     """
     fixed = copy.deepcopy(model)
-    if isinstance(fixed, _BatchNorm):
-        return _group_norm(fixed)
-    replaced: dict[nn.Module, nn.GroupNorm] = {}
-    for module in list(fixed.modules()):
+    for module in fixed.modules():
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
-        for name, child in module._modules.items():
-            if isinstance(child, _BatchNorm):
-                replaced[child] = module._modules[name] = replaced.get(child) or _group_norm(child)
-    return fixed
+    return with_replaced(fixed, {m: _group_norm(m) for m in fixed.modules() if isinstance(m, _BatchNorm)})
 
 
 def _group_norm(batch_norm: _BatchNorm) -> nn.GroupNorm:

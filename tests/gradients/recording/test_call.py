@@ -2,15 +2,7 @@
 
 import torch
 
-from spectral_dp.gradients.recording.call import (
-    Call,
-    OutputGradients,
-    call_with_rows,
-    detached,
-    of_samples,
-    tensors_in,
-    wide_call,
-)
+from spectral_dp.gradients.recording.call import Call, OutputGradients, of_samples
 from spectral_dp.gradients.recording.shared import Shared
 
 
@@ -20,7 +12,7 @@ def shared(value, samples=3):
 
 def test_tensors_are_found_at_any_depth_and_those_that_are_shared_are_wide():
     x, mask, token = torch.randn(3, 2), torch.ones(3), torch.randn(4)
-    found = tensors_in(Call(([x], "text"), {"masks": {"one": mask}, "token": shared(token)}))
+    found = Call(([x], "text"), {"masks": {"one": mask}, "token": shared(token)}).tensors()
     assert [tuple(v.shape) for v in found] == [(3, 2), (3,), (3, 4)]
     assert found[0] is x
     assert of_samples(x) is x
@@ -28,7 +20,7 @@ def test_tensors_are_found_at_any_depth_and_those_that_are_shared_are_wide():
 
 def test_a_call_that_samples_share_has_an_entry_for_each():
     table, token = torch.randn(5, 2), torch.randn(4)
-    call = wide_call(Call((table, 2.0), {"token": shared(token)}), 3)
+    call = Call((table, 2.0), {"token": shared(token)}).wide(3)
     assert (call.is_shared, call.has_rows) == (True, True)
     assert torch.equal(call.args[0], table.expand(3, 5, 2))
     assert call.args[1] == 2.0
@@ -37,7 +29,7 @@ def test_a_call_that_samples_share_has_an_entry_for_each():
 
 def test_rows_of_a_sample_get_a_dimension_and_what_is_of_another_length_does_not():
     x, table = torch.arange(12.0).view(6, 2), torch.randn(5)
-    call = call_with_rows(Call((x, table), {}), 6, 3)
+    call = Call((x, table), {}).with_rows(6, 3)
     assert (call.is_shared, call.has_rows) == (False, True)
     assert torch.equal(call.args[0], x.view(3, 2, 2))
     assert call.args[1] is table
@@ -46,9 +38,9 @@ def test_rows_of_a_sample_get_a_dimension_and_what_is_of_another_length_does_not
 def test_a_detached_call_keeps_everything_else():
     x = torch.randn(3, requires_grad=True)
     for call in (Call((x * 2,), {}), Call((x * 2, "text"), {"y": [x * 3]}, has_rows=True, parameter="gate")):
-        plain = detached(call)
-        assert not any(v.requires_grad for v in tensors_in(plain))
-        assert [v.tolist() for v in tensors_in(plain)] == [v.tolist() for v in tensors_in(call)]
+        plain = call.detached()
+        assert not any(v.requires_grad for v in plain.tensors())
+        assert [v.tolist() for v in plain.tensors()] == [v.tolist() for v in call.tensors()]
         assert plain[2:] == call[2:]
 
 

@@ -39,6 +39,39 @@ class Call(NamedTuple):
     is_shared: bool = False
     parameter: str | None = None
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors that a module was called with; of those that samples share, the wide ones."""
+        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        return [of_samples(v) for v in leaves if isinstance(v, Tensor)]
+
+    def wide(self, samples: int) -> Call:
+        """A call that samples share, with an entry for each in all that it was called with."""
+        call = self._mapped(lambda t: t.wide if isinstance(t, Shared) else t.expand(samples, *t.shape))
+        return call._replace(has_rows=True, is_shared=True)
+
+    def with_rows(self, n: int, samples: int) -> Call:
+        """A call with several rows of each sample, side by side, with a dimension for them."""
+
+        def unflattened(t: Tensor) -> Tensor:
+            return t.unflatten(0, (samples, n // samples)) if t.ndim > 0 and len(t) == n else t
+
+        return self._mapped(unflattened)._replace(has_rows=True)
+
+    def detached(self) -> Call:
+        """A call without what autograd keeps for it."""
+        return self._mapped(Tensor.detach)
+
+    def shapes(self) -> Call:
+        """A call without the numbers that its tensors hold: each stands there with its shape, on the meta device."""
+        return self._mapped(lambda t: torch.empty_like(t, device="meta"))
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Call:
+        """A call with other tensors in the places of its own."""
+        if not self.kwargs and all(isinstance(value, Tensor) for value in self.args):  # nearly always
+            return self._replace(args=tuple(map(function, self.args)))
+        args, kwargs = tree_map_only(Tensor, function, (self.args, dict(self.kwargs)))
+        return self._replace(args=args, kwargs=kwargs)
+
 
 class OutputGradients(NamedTuple):
     """The gradients of the loss with respect to all real outputs of a module whose backward pass is taken over.
@@ -68,45 +101,6 @@ class TakenOver(NamedTuple):
     input_gradients: Sequence[tuple[Tensor, Tensor]]
 
 
-def tensors_in(call: Call) -> list[Tensor]:
-    """The tensors that a module was called with; of those that samples share, the wide ones."""
-    leaves = tree_leaves((call.args, dict(call.kwargs)))
-    return [of_samples(v) for v in leaves if isinstance(v, Tensor)]
-
-
 def of_samples(tensor: Tensor) -> Tensor:
     """What stands behind a shared tensor; another one as it is."""
     return tensor.wide if isinstance(tensor, Shared) else tensor
-
-
-def wide_call(call: Call, samples: int) -> Call:
-    """A call that samples share, with an entry for each in all that it was called with."""
-    call = _mapped(call, lambda t: t.wide if isinstance(t, Shared) else t.expand(samples, *t.shape))
-    return call._replace(has_rows=True, is_shared=True)
-
-
-def call_with_rows(call: Call, n: int, samples: int) -> Call:
-    """A call with several rows of each sample, side by side, with a dimension for them."""
-
-    def unflattened(t: Tensor) -> Tensor:
-        return t.unflatten(0, (samples, n // samples)) if t.ndim > 0 and len(t) == n else t
-
-    return _mapped(call, unflattened)._replace(has_rows=True)
-
-
-def detached(call: Call) -> Call:
-    """A call without what autograd keeps for it."""
-    return _mapped(call, Tensor.detach)
-
-
-def shapes_of(call: Call) -> Call:
-    """A call without the numbers that its tensors hold: each stands there with its shape, on the meta device."""
-    return _mapped(call, lambda t: torch.empty_like(t, device="meta"))
-
-
-def _mapped(call: Call, function: Callable[[Tensor], Tensor]) -> Call:
-    """A call with other tensors in the places of its own."""
-    if not call.kwargs and all(isinstance(value, Tensor) for value in call.args):  # nearly always
-        return call._replace(args=tuple(map(function, call.args)))
-    args, kwargs = tree_map_only(Tensor, function, (call.args, dict(call.kwargs)))
-    return call._replace(args=args, kwargs=kwargs)

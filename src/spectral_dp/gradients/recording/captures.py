@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.recording.call import Call, OutputGradients, TakenOver, detached, tensors_in
+from spectral_dp.gradients.recording.call import Call, OutputGradients, TakenOver
 from spectral_dp.gradients.recording.refusals import is_for_inputs_only
 
 Kept = TypeVar("Kept")
@@ -76,7 +76,7 @@ class Captures(Generic[Kept]):
             output: Its output, or what stands for its parameter.
             samples: How many the rows of the output belong to, where the call ``has_rows`` and the output does not.
         """
-        name, inputs, is_taken_over = type(module).__name__, tensors_in(call), module in self._taken_over
+        name, inputs, is_taken_over = type(module).__name__, call.tensors(), module in self._taken_over
         recorded, output_version = (output.detach() if module in self._with_output else None), output._version
         versions = [v._version for v in inputs]
         outer = torch._C._current_graph_task_id()  # of activation checkpointing, which runs the module again; else -1
@@ -108,11 +108,11 @@ class Captures(Generic[Kept]):
                 dA = dA.unflatten(0, (samples, -1))
                 call = call._replace(output=None if call.output is None else call.output.unflatten(0, (samples, -1)))
             backward_pass = torch._C._current_graph_task_id()  # not that of a backward pass within condense
-            call = detached(call)
+            call = call.detached()
             found: list[Tensor | None] = []
             kept: Any
             if is_taken_over:
-                ids = [id(v) for v, own in zip(tensors_in(call), inputs, strict=True) if own.requires_grad]
+                ids = [id(v) for v, own in zip(call.tensors(), inputs, strict=True) if own.requires_grad]
                 taken_over: Any = captures._condense(module, call, OutputGradients(tuple(dA), frozenset(ids)))
                 kept, by_input = taken_over.kept, {id(v): gradient for v, gradient in taken_over.input_gradients}
                 if not by_input.keys() >= set(ids):

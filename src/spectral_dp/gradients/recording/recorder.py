@@ -27,15 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from spectral_dp.gradients.recording import refusals
 from spectral_dp.gradients.recording.anchor import Anchor, Detour, Widened, anchor_like, hookable
 from spectral_dp.gradients.recording.autocast_state import AutocastState
-from spectral_dp.gradients.recording.call import (
-    Call,
-    TakenOver,
-    call_with_rows,
-    of_samples,
-    shapes_of,
-    tensors_in,
-    wide_call,
-)
+from spectral_dp.gradients.recording.call import Call, TakenOver, of_samples
 from spectral_dp.gradients.recording.captures import Capture, Captures, Kept
 from spectral_dp.gradients.recording.hooks import Watch
 from spectral_dp.gradients.recording.knowledge import Knowledge
@@ -308,7 +300,7 @@ class Recorder(Watch, Generic[Kept]):
         if module in self._taken_over:
             self._take_over(module, call, leaves, tensors, side)
             return tree_unflatten(leaves, structure)
-        current, inputs, first = self._pass, tensors_in(call), leaves[tensors[0]]
+        current, inputs, first = self._pass, call.tensors(), leaves[tensors[0]]
         assert isinstance(current, Pass)
         samples, origin = current.samples, current.origins.of_call(module)
         if module is current.root:  # its rows are the samples, however it was given them (bags by offsets)
@@ -338,11 +330,11 @@ class Recorder(Watch, Generic[Kept]):
         )
         if is_shared:
             assert samples is not None
-            call = wide_call(call, samples)
+            call = call.wide(samples)
         elif samples and first.ndim and len(first) != samples:
-            call = call_with_rows(call, len(first), samples)
+            call = call.with_rows(len(first), samples)
         if not self._needs_input(module):
-            call = shapes_of(call)
+            call = call.shapes()
         self._captures.watch(module, call, of_samples(leaves[tensors[0]]), None if is_shared else samples)
         return tree_unflatten(leaves, structure)
 
@@ -350,7 +342,7 @@ class Recorder(Watch, Generic[Kept]):
         self, module: nn.Module, call: Call, leaves: list[Any], tensors: Sequence[int], side: SideOutputs
     ) -> None:
         """Leads the backward pass around a module; its outputs, the ``leaves`` at these places, are replaced."""
-        current, inputs, outputs = self._pass, tensors_in(call), [leaves[i].detach() for i in tensors]
+        current, inputs, outputs = self._pass, call.tensors(), [leaves[i].detach() for i in tensors]
         assert isinstance(current, Pass)
         rows = self._taken_over[module](outputs)
         current.check_one_row_each(current.origins.of_call(module), module, next(iter(inputs), None), rows)
