@@ -7,7 +7,15 @@ import threading
 import pytest
 
 from spectral_dp import files
-from spectral_dp.files import partial_directory, remove_abandoned, whole_file, write_json, write_text
+from spectral_dp.files import (
+    digest_of,
+    locked,
+    partial_directory,
+    remove_abandoned,
+    whole_file,
+    write_json,
+    write_text,
+)
 
 
 def names(directory):
@@ -165,3 +173,16 @@ class TestPartialFilesOfDeadWriters:
         assert removed
         assert (tmp_path / "target").read_text() == "text"
         assert names(tmp_path) == ["target"]
+
+
+def test_a_lock_is_held_once_and_freed_at_the_end(tmp_path):
+    """Catches two processes that write the same directory, and a lock that outlives its block."""
+    for _ in range(2):
+        with locked(tmp_path / "lock") as is_ours, locked(tmp_path / "lock") as is_theirs:
+            assert (is_ours, is_theirs) == (True, False)
+    with locked(tmp_path / "lock", wait=True) as is_ours:
+        assert is_ours
+
+
+def test_digests_tell_values_apart_whatever_their_order():
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1}) != digest_of({"a": 1, "b": 3})

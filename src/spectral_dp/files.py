@@ -8,6 +8,7 @@ locks, abandoned files stay.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -139,6 +140,11 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
         except BlockingIOError:
             is_ours = False
         yield is_ours
+
+
+def digest_of(value: Any) -> str:
+    """Returns a digest of a plain value: equal values, in whatever order their names are, have equal ones."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

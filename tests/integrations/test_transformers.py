@@ -423,7 +423,7 @@ def test_several_devices_of_one_process_are_refused(tmp_path, monkeypatch):
 def test_processes_that_do_not_know_each_other_are_refused(tmp_path, monkeypatch, known):
     """Accelerate takes torchrun on CPUs for one process after the other, unless use_cpu is set."""
     monkeypatch.setattr(transformers.TrainingArguments, "world_size", property(lambda self: known))
-    monkeypatch.setattr("spectral_dp.integrations.training_arguments._processes", lambda: 3 - known)
+    monkeypatch.setattr("spectral_dp.integrations.training_arguments.number_of_processes", lambda: 3 - known)
     with pytest.raises(ValueError, match=f"{known} of {3 - known} processes.*use_cpu=True"):
         trainer(tmp_path)
 

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,15 +23,6 @@ from spectral_dp.experiments.settings import Settings
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; what is infinite is null.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-
-#: Settings whose flag is given once for each element, and what an element looks like.
-_REPEATED = {
-    "dense_layers": "NAME",
-    "layer_max_grad_norms": "C",
-    "layer_ratios": "NAME=RATIO",
-    "layer_rates": "NAME=FACTOR",
-    "feature_options": "NAME=VALUE",
-}
 
 
 def with_settings(command: Callable[..., None], only: Collection[str] = ()) -> Callable[..., None]:
@@ -50,7 +40,7 @@ def with_settings(command: Callable[..., None], only: Collection[str] = ()) -> C
             for name in flags:
                 value = values.pop(name)
                 if value is not None and value != []:
-                    given[name] = _PAIRS[name](value) if name in _PAIRS else value
+                    given[name] = _elements(name, value) if name in _REPEATED else value
             command(given=given, **values)
 
     file = typer.Option(help="Settings from a TOML file, or the config.json of a run; flags win.")
@@ -111,7 +101,7 @@ def _flag(setting: Field[Any]) -> inspect.Parameter:
     if kind is bool:
         annotation, flag = bool | None, f"{flag}/--no-{flag[2:]}"
     elif name in _REPEATED:
-        flag, options["metavar"] = flag.removesuffix("s"), _REPEATED[name]
+        flag, options["metavar"] = flag.removesuffix("s"), _REPEATED[name][0]
         annotation = (kind if kind == list[float] else list[str]) | None
     else:
         annotation = kind | None
@@ -143,6 +133,12 @@ def named_values(flag: str, texts: Sequence[str] | None, form: str, kind: Callab
     return found
 
 
+def _elements(setting: str, texts: list[Any]) -> list[Any] | dict[str, Any]:
+    form, example, kind = _REPEATED[setting]
+    flag = f"--{setting.replace('_', '-').removesuffix('s')}"
+    return texts if kind is None else named_values(flag, texts, f"{form}, such as {example}", kind)
+
+
 def _number_or_text(text: str) -> int | float | str:
     for kind in (int, float):
         with suppress(ValueError):
@@ -150,10 +146,12 @@ def _number_or_text(text: str) -> int | float | str:
     return text
 
 
-_PAIRS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
-    "layer_ratios": partial(named_values, "--layer-ratio", form="NAME=RATIO, such as fc1=0.5", kind=float),
-    "layer_rates": partial(named_values, "--layer-rate", form="NAME=FACTOR, such as fc1=0.5", kind=float),
-    "feature_options": partial(
-        named_values, "--feature-option", form="NAME=VALUE, such as scales=3", kind=_number_or_text
-    ),
+#: Settings whose flag is given once for each element: what an element looks like, and, of those with names, an example
+#: and what makes a value of its text.
+_REPEATED: dict[str, tuple[str, str, Callable[[str], Any] | None]] = {
+    "dense_layers": ("NAME", "", None),
+    "layer_max_grad_norms": ("C", "", None),
+    "layer_ratios": ("NAME=RATIO", "fc1=0.5", float),
+    "layer_rates": ("NAME=FACTOR", "fc1=0.5", float),
+    "feature_options": ("NAME=VALUE", "scales=3", _number_or_text),
 }

@@ -7,8 +7,6 @@ the results. A run directory is named by its settings, so what stands in several
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.results import Result
 from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ResolvedSettings, Settings
+from spectral_dp.files import digest_of
 
 _DEFAULTS = Settings().to_dict()
 Place = TypeVar("Place", bound=Hashable)
@@ -53,7 +52,7 @@ def run_name(settings: ResolvedSettings) -> str:
     """
     essential = settings.essential().items()
     given = {name: value for name, value in essential if value != _DEFAULTS[name] and name != "seed"}
-    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:10]
+    digest = digest_of(given)[:10]
     budget = "" if settings.epsilon is None else f"-eps{settings.epsilon:g}"
     model = settings.model.replace(":", ".")
     return f"{settings.dataset}-{model}-{settings.method}{budget}-{digest}-seed{settings.seed}"

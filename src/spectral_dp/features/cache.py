@@ -28,7 +28,7 @@ from torch import Tensor
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Shape
-from spectral_dp.files import locked, remove_abandoned, whole_file, write_json
+from spectral_dp.files import digest_of, locked, remove_abandoned, whole_file, write_json
 
 _HEADER = 4096  # bytes before the rows: they begin at a page of memory
 _CHUNK_BYTES = 16 * 2**20  # of a chunk: about what a kill costs
@@ -72,7 +72,7 @@ class FeatureCache:
     @property
     def identity(self) -> str:
         """A checksum of what the cache is of, and of its contents."""
-        return _digest({"description": self.description, "checksums": sorted(self.checksums.items())})
+        return digest_of({"description": self.description, "checksums": sorted(self.checksums.items())})
 
     def verify(self) -> None:
         """Compares all rows with the checksums of the journal.
@@ -110,7 +110,7 @@ def describe(
 def directory_name(title: str, description: Mapping[str, Any]) -> str:
     """Returns the name of the directory of a cache: other inputs or settings have another one."""
     view = "" if description["view"] == "plain" else f"-{description['view']}"
-    return f"{title}-{description['extractor']}{view}-{_digest(description)[:12]}"
+    return f"{title}-{description['extractor']}{view}-{digest_of(description)[:12]}"
 
 
 def checksum_of(rows: Any) -> str:
@@ -317,7 +317,3 @@ def _has_size(path: Path, description: Mapping[str, Any]) -> bool:
         return (path / "features.npy").stat().st_size == _file_size(description)
     except FileNotFoundError:
         return False
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

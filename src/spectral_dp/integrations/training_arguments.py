@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from torch import distributed
-
 from spectral_dp.integrations.logical_steps import refuse_problems
+from spectral_dp.mechanism.release import number_of_processes
 
 
 @dataclass
@@ -94,17 +92,10 @@ def refuse_arguments(args: Any) -> None:
             bool(args.deepspeed) or bool(args.fsdp) or bool(getattr(args, "parallelism_config", None)),
             "leave it out: the model must fit into each process",
         ),
-        f"{args.world_size} of {_processes()} processes": (
-            args.world_size != _processes(),
+        f"{args.world_size} of {number_of_processes()} processes": (
+            args.world_size != number_of_processes(),
             "this Trainer does not know of the others, and each would write its own files: start them with torchrun, "
             "and on CPUs set use_cpu=True",
         ),
     }
     refuse_problems("what TrainingArguments says", problems)
-
-
-def _processes() -> int:
-    """Returns how many processes were started together, or have joined a group."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE") or 1)

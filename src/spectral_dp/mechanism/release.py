@@ -57,10 +57,14 @@ def release_sum(
     return add_noise(total, noise_multiplier, noise or SecureNoise(), ledger.relation)
 
 
-def _require_one_process() -> None:
+def number_of_processes() -> int:
+    """Returns how many processes there are in the group of this one, or were started with it."""
     in_group = distributed.is_available() and distributed.is_initialized()
-    processes = distributed.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE") or 1)
-    if processes > 1:
+    return distributed.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _require_one_process() -> None:
+    if (processes := number_of_processes()) > 1:
         raise RuntimeError(
             f"each of these {processes} processes would make this release with noise of its own, and only one is "
             "charged: make it in a program of one process, and give the result to the others"

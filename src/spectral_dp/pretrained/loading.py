@@ -38,7 +38,9 @@ def load_state(network: nn.Module, architecture: Architecture, state: Mapping[st
         if key.endswith(_COUNTER):
             state.setdefault(key, value)
     if differences := _differences(state, expected):
-        raise WeightsError(f"{name} does not hold weights of {architecture.name}: {differences}. {_likely(given)}")
+        likely = looks_like(given)
+        hint = f"It looks like {likely}: ask for that network" if likely else "It looks like no network that we know"
+        raise WeightsError(f"{name} does not hold weights of {architecture.name}: {differences}. {hint}")
     bad = [key for key, value in state.items() if value.is_floating_point() and not bool(value.isfinite().all())]
     if bad:
         raise WeightsError(f"{name} is damaged: {bad[0]} holds NaN or infinite numbers. Get it again")
@@ -58,11 +60,6 @@ def _differences(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
         key = reshaped[0]
         parts.append(f"{key} is {tuple(state[key].shape)}, not {tuple(expected[key].shape)}")
     return "; ".join(parts)
-
-
-def _likely(state: Mapping[str, Tensor]) -> str:
-    likely = looks_like(state)
-    return f"It looks like {likely}: ask for that network" if likely else "It looks like no network that we know"
 
 
 def looks_like(state: Mapping[str, Tensor]) -> str | None:

@@ -38,7 +38,7 @@ def read_state(content: bytes, name: str) -> State:
     Raises:
         WeightsError: The file is truncated or damaged, asks for more than tensors, or holds no weights.
     """
-    if _is_safetensors(content):
+    if len(content) > 8 and content[8:9] == b"{":  # behind the length of its header
         found = _read_safetensors(content, name)
     elif content[:2] in (b"PK", b"\x80\x02"):
         found = _read_pickle(content, name)
@@ -53,10 +53,6 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise WeightsError(f"cannot read the weights {path}: {error.strerror or error}") from error
-
-
-def _is_safetensors(content: bytes) -> bool:
-    return len(content) > 8 and content[8:9] == b"{"
 
 
 def _read_safetensors(content: bytes, name: str) -> State:

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from spectral_dp.accounting import TrialsLaw
-from spectral_dp.experiments.tuning.draw import DrawFile, SearchError, digest, draw_trials
+from spectral_dp.experiments.tuning.draw import DrawFile, SearchError, draw_trials
 
 LAW = TrialsLaw(10, math.inf)
 PLAN = {"what": "a search"}
@@ -66,7 +66,3 @@ def test_a_decision_that_was_changed_is_refused(tmp_path, change):
         path.write_text("[]")
     with pytest.raises(SearchError, match=r"was changed|is damaged"):
         DrawFile(path, PLAN | ({"more": 1} if change == "other plan" else {})).trials(LAW, 32)
-
-
-def test_digests_tell_plans_apart():
-    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})

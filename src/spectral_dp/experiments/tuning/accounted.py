@@ -49,7 +49,6 @@ def run_search(
     out: Path,
     *,
     jobs: int = 1,
-    show: Callable[[], None] = lambda: None,
     run: Callable[..., None] = run_all,
 ) -> dict[str, Any]:
     """Runs the trials of a search that are not finished, publishes the winner, and returns its privacy statement.
@@ -58,7 +57,6 @@ def run_search(
         search: The plan of the search.
         out: The directory of the search. One that was begun there before goes on.
         jobs: How many trials to run at a time.
-        show: Called now and then while trials run. It is told nothing about them.
         run: Runs the trials, as :func:`~spectral_dp.experiments.processes.run_all` does.
 
     Raises:
@@ -68,7 +66,7 @@ def run_search(
     with locked(out / ".lock") as is_ours:
         if not is_ours:
             raise SearchError(f"another process works on the search in {out}: wait for it")
-        return _Trials(search, out / "private").best(out / "released", jobs, show, run)
+        return _Trials(search, out / "private").best(out / "released", jobs, run)
 
 
 class _Trials:
@@ -89,7 +87,7 @@ class _Trials:
             for i, trial in enumerate(drawn)
         }
 
-    def best(self, released: Path, jobs: int, show: Callable[[], None], run: Callable[..., None]) -> dict[str, Any]:
+    def best(self, released: Path, jobs: int, run: Callable[..., None]) -> dict[str, Any]:
         """Runs what is not finished, and publishes the winner."""
         pending = {name: settings for name, settings in self.settings.items() if not self._outcome(name).exists()}
         self._require_begun_runs(pending)
@@ -100,7 +98,6 @@ class _Trials:
             for name in progress.running:
                 if self._run(name).exists:
                     self._begun(name).touch()
-            show()
 
         with suppress(RunsFailed):  # noted already: a trial that failed counts as the worst, and is not run again
             run(pending, self._runs, jobs=jobs, show=watch, failed=self._note_failure)

@@ -7,7 +7,6 @@ is lucky, is not what the epsilon of a selection covers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from spectral_dp.accounting import TrialsLaw
 from spectral_dp.errors import SpectralDPError
-from spectral_dp.files import write_json
+from spectral_dp.files import digest_of, write_json
 
 
 class SearchError(SpectralDPError, RuntimeError):
@@ -50,7 +49,7 @@ class DrawFile:
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
-        self.path, self._plan = path, digest(plan)
+        self.path, self._plan = path, digest_of(plan)
 
     def trials(self, law: TrialsLaw, candidates: int) -> tuple[Trial, ...]:
         """Returns the trials of the search: drawn and written if it is new, read if it was begun before.
@@ -60,21 +59,16 @@ class DrawFile:
         """
         if not self.path.exists():
             content = {"plan": self._plan, "trials": [asdict(trial) for trial in draw_trials(law, candidates)]}
-            write_json(self.path, content | {"seal": digest(content)})
+            write_json(self.path, content | {"seal": digest_of(content)})
         try:
             content = json.loads(self.path.read_text())
             seal = content.pop("seal")
             trials = tuple(Trial(**trial) for trial in content["trials"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SearchError(f"{self.path} is damaged, so this search cannot go on: {error}") from error
-        if seal != digest(content) or content["plan"] != self._plan:
+        if seal != digest_of(content) or content["plan"] != self._plan:
             raise SearchError(
                 f"{self.path} was changed, or belongs to another search. What a search has drawn stays as it is: begin "
                 "a new one in another directory, which costs its epsilon in addition"
             )
         return trials
-
-
-def digest(values: Mapping[str, Any]) -> str:
-    """Returns a digest of plain values."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
