@@ -29,15 +29,6 @@ Context = Callable[[], AbstractContextManager[None]]
 class FormedOnDemand(Protocol):
     """A use whose per-sample gradients can be formed."""
 
-    @property
-    def rules(self) -> tuple[Rule[Any], ...]: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def precision(self) -> float: ...
-
     def formed(self) -> Formed: ...
 
 
@@ -123,17 +114,19 @@ class Formed:
     def added(cls, uses: Sequence[FormedOnDemand]) -> Formed:
         """Forms the gradients of several uses and adds those of the same parameter."""
         total: dict[nn.Parameter, Tensor] = {}
-        rules = tuple(dict.fromkeys(rule for use in uses for rule in use.rules))
+        rules: dict[Rule[Any], None] = {}
+        precision = 0.0
         for use in uses:
-            gradients = use.formed().gradients
-            if any(
-                rule.gains is not None and rule.coordinate_shape() != rules[0].coordinate_shape() for rule in use.rules
-            ):
+            formed = use.formed()
+            rules |= dict.fromkeys(formed.rules)
+            precision = max(precision, formed.precision)
+            shape = next(iter(rules)).coordinate_shape()
+            if any(rule.gains is not None and rule.coordinate_shape() != shape for rule in formed.rules):
                 raise ValueError("layers that share a filtered weight must see inputs of one size")
-            for parameter, z in gradients.items():
+            for parameter, z in formed.gradients.items():
                 # Rules may arrange the same numbers in different shapes, such as taps of a kernel in one dimension.
                 total[parameter] = total[parameter] + z.reshape(total[parameter].shape) if parameter in total else z
-        return cls(rules, total, uses[0].size, max(use.precision for use in uses))
+        return cls(tuple(rules), total, formed.size, precision)
 
     def squared_norms(self) -> Tensor:
         """Returns ``||z_b||²``, ``(B,)``."""
