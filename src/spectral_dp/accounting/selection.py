@@ -94,11 +94,6 @@ class TrialsLaw:
             yield k, p
             k, p = k + 1, p * (1 - gamma) * (k + eta) / (k + 1)
 
-    def probability(self, trials: int) -> float:
-        """Returns the probability of so many trials."""
-        k, p = next((k, p) for k, p in self._probabilities() if k >= trials)
-        return p if k == trials else 0.0
-
     def draw(self, random_bits: Callable[[int], int] = secrets.randbits) -> int:
         """Returns a number of trials, by inversion of a uniform number of 53 bits.
 

@@ -65,11 +65,7 @@ class Transform(ABC):
         return self._apply(z, dims, inverse=True)
 
     def basis(
-        self,
-        shape: int | Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
+        self, shape: int | Sequence[int], *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
     ) -> Tensor:
         """Returns the orthogonal matrix of the transform, of shape ``(n, n)`` with ``n = prod(shape)``.
 

@@ -56,12 +56,6 @@ class Spectrum:
         """The number ``k`` of axes."""
         return self.basis.shape[1]
 
-    def first(self, k: int) -> Spectrum:
-        """Returns the spectrum of the first ``k`` axes only."""
-        if not 1 <= k <= self.rank:
-            raise ValueError(f"this spectrum has {self.rank} axes, so from 1 to {self.rank} can be kept, got {k}")
-        return Spectrum(self.mean, self.basis[:, :k].contiguous(), self.eigenvalues[:k].clone())
-
     def gains(self, power: float, damp: float = 0.0) -> Tensor:
         """Returns ``(λ / λ_1 + damp)^-power``, ``(k,)`` in float64.
 
@@ -81,10 +75,6 @@ class Spectrum:
             source: Where the vectors come from, for the privacy statement.
         """
         return PublicBasis(self.basis, self.eigenvalues, source)
-
-    def coordinates(self, x: Tensor) -> Tensor:
-        """Returns the coordinates ``U^t (x - μ)`` of vectors: ``(..., D) -> (..., k)``."""
-        return (x.to(self.basis.dtype) - self.mean) @ self.basis
 
 
 def principal_axes(rows: Iterable[Tensor], *, count: int, rank: int | None = None, centred: bool = True) -> Spectrum:
