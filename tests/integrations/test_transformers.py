@@ -241,6 +241,24 @@ def test_a_checkpoint_of_adapters_holds_adapters_only(tmp_path):
     assert set(saved) == {name for name, p in run.model.named_parameters() if p.requires_grad}
 
 
+def test_a_run_that_was_killed_while_it_saved_goes_on_from_the_checkpoint_before(tmp_path, caplog):
+    """As torchrun --max-restarts does. A checkpoint that was saved to its end, but without its ledger, is refused."""
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
+    trainer(tmp_path, engine=seeded(), **settings).train()
+    (tmp_path / "checkpoint-4/privacy.pt").unlink()
+    (tmp_path / "checkpoint-5").rename(tmp_path / "checkpoint-of-mine")
+    with pytest.raises(CheckpointError, match=r"checkpoint-4 has no privacy\.pt"):
+        trainer(tmp_path, engine=seeded(), **settings).train(resume_from_checkpoint=True)
+    (tmp_path / "checkpoint-4/trainer_state.json").unlink()
+    resumed = trainer(tmp_path, engine=seeded(), **settings)
+    with pytest.warns(UserWarning, match="another engine is at step 5"):  # which nobody has killed here
+        resumed.train(resume_from_checkpoint=True)
+    assert "killed while it saved checkpoint-4" in caplog.text
+    assert resumed.state.global_step == resumed.engine.accountant.ledger.steps == 5
+    saved = torch.load(tmp_path / "checkpoint-4/privacy.pt", weights_only=True)
+    assert Ledger.from_state_dict(saved["ledger"]).steps == 4, "written anew"
+
+
 def test_a_checkpoint_without_its_ledger_is_refused(tmp_path):
     run = trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=4)
     run.train()

@@ -42,6 +42,7 @@ from spectral_dp.training.sampling import PoissonLoader
 
 try:
     from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer import TRAINER_STATE_NAME
 except ImportError as error:
     Trainer = TrainerCallback = stand_in("transformers", error)
 
@@ -256,9 +257,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             logs["epsilon"] = self.epsilon
         super().log(logs, start_time)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``Trainer.train``; the training loss in the result is NaN, unless ``unsafe_diagnostics`` is set."""
-        result = super().train(*args, **kwargs)
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As ``Trainer.train``; the training loss in the result is NaN, unless ``unsafe_diagnostics`` is set.
+
+        With ``resume_from_checkpoint=True`` training goes on from the last checkpoint that was saved to its end.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = _last_finished(self.args.output_dir) or True  # without one, Trainer says so
+        result = super().train(resume_from_checkpoint, *args, **kwargs)
         return result if self.privacy.unsafe_diagnostics else result._replace(training_loss=math.nan)
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
@@ -322,9 +328,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if not (Path(resume_from_checkpoint) / CHECKPOINT).is_file():
             raise CheckpointError(
-                f"{resume_from_checkpoint} has no {CHECKPOINT}, so its ledger cannot be continued (was it saved with "
-                "save_only_model, or by another Trainer?): to begin a new private training with its weights, load them "
-                f"with from_pretrained. What they have cost the same records ({STATEMENT}) then adds to the new cost"
+                f"{resume_from_checkpoint} has no {CHECKPOINT}, so its ledger cannot be continued (was the process "
+                "killed while it saved, was save_only_model set, or was it another Trainer?): resume from another "
+                "one, or, to begin a new private training with its weights, load them with from_pretrained. What they "
+                f"have cost the same records ({STATEMENT}) then adds to the new cost"
             )
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -351,6 +358,22 @@ class _Trained(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
         """Restores :meth:`state_dict`."""
         return self.model.load_state_dict(state_dict, strict=False)
+
+
+def _last_finished(directory: str) -> str | None:
+    """Returns the last checkpoint that holds the file which ``Trainer`` writes last, if there is one."""
+    named = {path.name.removeprefix("checkpoint-"): path for path in Path(directory).glob("checkpoint-*")}
+    steps = {int(step): path for step, path in named.items() if step.isdigit()}
+    finished = [step for step, path in steps.items() if (path / TRAINER_STATE_NAME).is_file()]
+    if not finished:
+        return None
+    if broken_off := [path.name for step, path in steps.items() if step > max(finished)]:
+        logger.warning(
+            "the process was killed while it saved %s: training goes on from the checkpoint before. Do not use its "
+            "weights: the ledger does not list what they have cost",
+            ", ".join(broken_off),
+        )
+    return str(steps[max(finished)])
 
 
 def _twice(value: Any) -> Any:
