@@ -27,16 +27,13 @@ _POSITIVE = (
     *("feature_groups", "feature_noise_multiplier", "feature_rank", "feature_channels", "feature_damp"),
     *("feature_prior_images", "lora_rank", "feature_scale"),
 )
+_NOT_NEGATIVE = ("shift", "weight_decay", "validation_size", "noise_multiplier", "feature_power")
 
 #: Which values settings may have, and that in words; None, where a setting may be left open, always.
 _RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_POSITIVE, lambda value: value > 0, "positive"),
     (("momentum", "ema_decay"), lambda value: 0 <= value < 1, "in [0, 1)"),
-    (
-        ("shift", "weight_decay", "validation_size", "noise_multiplier", "feature_power"),
-        lambda value: value >= 0,
-        "at least 0",
-    ),
+    (_NOT_NEGATIVE, lambda value: value >= 0, "at least 0"),
     (("text_length",), lambda value: 2 <= value <= 512, "from 2 to 512"),
     (("head_dimensions",), lambda value: 1 <= value <= 256, "from 1 to 256"),
     (("delta", "gradient_filter_gain"), lambda value: 0 < value < 1, "between 0 and 1"),
