@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.support.processes import Processes
-
 # The tests are many tiny operations: on several threads they spend their time waiting for each other.
 torch.set_num_threads(1)
 
@@ -24,6 +22,8 @@ def _seed():
 @pytest.fixture(scope="session")
 def processes():
     """Real processes, which all tests share. The first test that needs so many starts them."""
+    from tests.support.processes import Processes  # not above: pytest-xdist's first process only hands out tests
+
     pool = Processes()
     yield pool
     pool.stop()

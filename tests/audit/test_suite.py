@@ -41,6 +41,16 @@ CAUGHT_BY = {
     "growing_clip": {"neighbours, over a run"},
     "record_given_twice": {"neighbours, over a run"},
 }
+#: What catches most doubles, and more of it for those that show only in many calls, scores or runs.
+EFFORT = dataclasses.replace(doubles.EFFORT, scores=3000, run_scores=16, calls=60)
+MORE = {
+    "small_noise": {"scores": 20_000},
+    "noise_on_both_halves": {"scores": 20_000},
+    "shuffling_as_poisson": {"run_scores": 600},
+    "noise_cut_off": {"calls": 1000},
+    "no_noise_at_every_1000th_call": {"calls": 1000},
+    "fading_noise": {"calls": 1000},
+}
 #: Audits that do not draw lots, so that more releases would show them nothing.
 EXACT = {"linear map", "neighbours", "batch size", "neighbours, over a run"}
 LIGHT = audit.Effort(1, canary_blocks=2, per_block=8, scores=400, run_scores=16, steps=10, noise_steps=8, calls=60)
@@ -53,10 +63,8 @@ def test_every_double_has_its_expectations():
 
 @pytest.mark.parametrize("double", CAUGHT_BY)
 def test_each_double_is_caught_at_the_stated_confidence(double):
-    subtle = double in ("small_noise", "noise_on_both_halves", "shuffling_as_poisson")
-    effort = doubles.EFFORT if subtle else dataclasses.replace(doubles.EFFORT, scores=3000, run_scores=16)
-    if CAUGHT_BY[double] <= EXACT:
-        effort = dataclasses.replace(effort, scores=400, noise_steps=8, calls=60)
+    more = {"scores": 400, "noise_steps": 8} if CAUGHT_BY[double] <= EXACT else MORE.get(double, {})
+    effort = dataclasses.replace(EFFORT, **more)
     report = audit.run_audit(doubles.DOUBLES[double](0), effort=effort, confidence=CONFIDENCE, seed=0)
     assert not report.ok
     assert {v.audit for v in report.violations} >= CAUGHT_BY[double]

@@ -16,6 +16,7 @@ from spectral_dp.audit.instruments.noise_search import find_noise_map
 from spectral_dp.mechanism.filters import AdaptiveFilter, AnnealedFilter
 
 CONFIDENCE = 0.999
+EFFORT = audit.Effort(1, canary_blocks=2, per_block=4, scores=50, run_scores=8, steps=5, noise_steps=8, calls=60)
 
 
 def judge(target, calls=60, steps=1, confidence=CONFIDENCE, controlled=True):
@@ -100,7 +101,7 @@ def test_noise_that_cannot_be_switched_off(bare_at, is_sound):
 
 
 def test_the_very_first_call_is_looked_at():
-    report = audit.run_audit(doubles.DOUBLES["no_noise_at_the_first_call"](0), effort=doubles.EFFORT, seed=0)
+    report = audit.run_audit(doubles.DOUBLES["no_noise_at_the_first_call"](0), effort=EFFORT, seed=0)
     (violation,) = report.violations
     assert violation.audit == "noise, every call"
     assert "at call 1 " in violation.note
@@ -116,8 +117,7 @@ def test_the_first_steps_of_a_function_that_counts_its_calls_are_its_first_calls
         return total + torch.randn(len(total)) * (next(calls) != bare_at)
 
     claim = audit.Claim(1.0, expected_batch_size=8, sample_rate=0.1, steps=60)
-    effort = audit.Effort(1, canary_blocks=2, per_block=4, scores=50, run_scores=8, steps=5, noise_steps=8, calls=60)
-    report = audit.run_audit(audit.FunctionTarget(release, claim, dimension=16, returns="sum"), effort=effort)
+    report = audit.run_audit(audit.FunctionTarget(release, claim, dimension=16, returns="sum"), effort=EFFORT)
     verdict = next(v for v in report.verdicts if v.audit == "noise, every call")
     assert verdict.ok is False
     assert f"at call {bare_at} " in verdict.note
@@ -126,12 +126,13 @@ def test_the_first_steps_of_a_function_that_counts_its_calls_are_its_first_calls
 
 
 def test_full_covers_every_step_of_the_run():
-    """And the fast audit says which part it covers."""
-    claim = dataclasses.replace(doubles.CLAIM, steps=1500)
+    """And the fast audit says which part it covers; both with a tenth of their calls, of a run of a tenth."""
+    claim = dataclasses.replace(doubles.CLAIM, steps=150)
     for effort, share in ((audit.FAST, 1000 / 1500), (dataclasses.replace(audit.FULL, calls=1000), 1.0)):
-        _, coverage = judge(doubles.target(doubles.sound, claim=claim), calls=effort.calls, steps=effort.steps)
+        calls, steps = effort.calls // 10, effort.steps // 10
+        _, coverage = judge(doubles.target(doubles.sound, claim=claim), calls=calls, steps=steps)
         assert coverage.share == pytest.approx(share)
-        assert coverage.calls == 2 * coverage.steps >= 2 * effort.calls, "without records, and with"
+        assert coverage.calls == 2 * coverage.steps >= 2 * calls, "without records, and with"
 
 
 def test_no_false_alarm_over_seeds():

@@ -1,6 +1,7 @@
 """The noise multiplier that the real training step has, in every configuration; and the mistakes that it catches."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -33,9 +34,21 @@ OPTIONS = {
 }
 
 
+@functools.cache
+def verdict_on(options):
+    """Of the step as it is."""
+    return verdict(small.target(**OPTIONS[options]))
+
+
+@functools.cache
+def verdict_with(mistake, config="plain"):
+    """Of a step with a mistake."""
+    return verdict(small.target(kind=broken.BrokenTarget, mistake=mistake, spectral=small.CONFIGS[config]))
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_direction_carries_the_claimed_noise(options):
-    found = verdict(small.target(**OPTIONS[options]))
+    found = verdict_on(options)
     assert found.ok, found
     assert found.confidence is None
     assert found.measured == pytest.approx(small.CLAIM.noise_multiplier, rel=1e-3), "attained: the claim is tight"
@@ -43,7 +56,7 @@ def test_every_direction_carries_the_claimed_noise(options):
 
 
 def test_per_layer_bounds_are_attained_only_by_a_record_that_is_long_in_all_layers():
-    found = verdict(small.target(clipping="per_layer"))
+    found = verdict_on("per layer")
     assert min(found.details["per_layer"].values()) > 1.5 * small.CLAIM.noise_multiplier
     assert found.details["jointly"] == pytest.approx(small.CLAIM.noise_multiplier, rel=1e-3)
 
@@ -73,13 +86,13 @@ def test_replace_one_is_audited_for_the_distance_it_allows():
     + [(m, config) for m in (broken.without_the_last, broken.too_little) for config in ("basis", "preconditioned")],
 )
 def test_control_mistakes_in_the_step_are_caught(mistake, config):
-    found = verdict(small.target(kind=broken.BrokenTarget, mistake=mistake, spectral=small.CONFIGS[config]))
+    found = verdict_with(mistake, config)
     assert found.ok is False
     assert found.measured < 0.95 * small.CLAIM.noise_multiplier
 
 
 def test_directions_without_noise_are_named():
-    found = verdict(small.target(kind=broken.BrokenTarget, mistake=broken.without_the_last))
+    found = verdict_with(broken.without_the_last)
     assert found.measured == 0
     named = found.details["directions_without_noise"]
     assert any("block (0, 3)" in name for name in named["3"])

@@ -65,6 +65,44 @@ def test_they_are_removed_when_asked():
     assert len(_global_forward_pre_hooks) == before
 
 
+def test_torch_calls_one_hook_however_many_there_are():
+    """Catches hooks that pile up: each would be called for every module of every model in the process."""
+    before = len(_global_forward_pre_hooks)
+    watches = [Noted() for _ in range(5)]
+    assert len(_global_forward_pre_hooks) == before + 1
+    for watch in watches:
+        watch.remove()
+    assert len(_global_forward_pre_hooks) == before
+
+
+def test_each_is_given_what_the_one_before_made_of_the_output():
+    class Doubled(Noted):
+        def _after(self, module, args, kwargs, output):
+            self.calls.append(output)
+            return 2 * output
+
+    layer = nn.ReLU()
+    watches = [Doubled(layer), Doubled(layer)]
+    assert layer(torch.tensor(3.0)) == 12
+    assert [watch.calls[-1] for watch in watches] == [3, 6]
+    for watch in watches:
+        watch.remove()
+
+
+def test_an_error_of_one_does_not_keep_the_end_of_the_pass_from_the_others():
+    class Refusing(Noted):
+        def _after(self, module, args, kwargs, output):
+            raise ValueError("refused")
+
+    layer = nn.ReLU()
+    watches = [Noted(layer), Refusing(layer), Refusing(layer), Noted(layer)]
+    with pytest.raises(ValueError, match="refused"):
+        layer(torch.ones(1))
+    for watch in watches:
+        watch.remove()
+    assert watches[0].calls == watches[3].calls == [("before", layer), ("after", layer, False)]
+
+
 def test_an_object_that_goes_changes_nothing_until_the_next_one_comes():
     """Catches a finalizer that removes hooks while a forward pass of another model goes through them."""
     before = len(_global_forward_pre_hooks)

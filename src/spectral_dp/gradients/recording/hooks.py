@@ -1,11 +1,15 @@
-"""Hooks that watch the forward passes of a model and go with their object, but never in the middle of a pass."""
+"""Objects that watch the forward passes of a model. Torch is told of them once, however many there are.
+
+Every private model has two such objects, and a process may hold many models, also some that the garbage collector has
+not found yet. Hooks of each would be called for every module of all the others.
+"""
 
 from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import nn
@@ -14,16 +18,18 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from spectral_dp.gradients.recording.members import Members
 
-#: Handles of objects that are gone. Their hooks do nothing any more, and are removed when the next object comes.
-_LEFT: list[Any] = []
+#: All objects that watch, in the order in which they came. Replaced, never changed: a pass may be going through them.
+_watches: tuple[weakref.ref[Watch], ...] = ()
+
+#: Torch's handles of the two hooks that tell them.
+_HANDLES: list[Any] = []
 
 
 class Watch(ABC):
     """Is told before and after each forward pass of some modules, by process-wide hooks.
 
     The garbage collector may find the object gone at any moment, also while torch goes through its hooks for a forward
-    pass of another model, and these must not change then. So the hooks of an object that is gone stay, and do nothing,
-    until the next :class:`Watch` is made.
+    pass of another model, and these must not change then. So they stay until another :class:`Watch` is made or removed.
 
     Args:
         members: The modules to watch.
@@ -32,29 +38,7 @@ class Watch(ABC):
     def __init__(self, members: Iterable[nn.Module]) -> None:
         self._members = Members(members)
         self._pauses = 0
-        this = weakref.ref(self)  # a hook must not keep its object alive
-
-        def before(module: nn.Module, args: Any) -> None:
-            watch = this()
-            if watch is not None and watch._is_watching(module):
-                watch._before(module, args)
-
-        def after(module: nn.Module, args: Any, *kwargs_and_output: Any) -> Any:
-            # Torch leaves the keywords out when the forward pass failed.
-            kwargs = kwargs_and_output[0] if len(kwargs_and_output) == 2 else {}
-            watch = this()
-            if watch is None or not watch._is_watching(module):
-                return None
-            return watch._after(module, args, kwargs, kwargs_and_output[-1])
-
-        self._handles = [
-            # As they are: torch.compile would trace them with the module, and cannot.
-            register_module_forward_pre_hook(_disable_dynamo(before)),
-            register_module_forward_hook(_disable_dynamo(after), with_kwargs=True, always_call=True),
-        ]
-        self._finalizer = weakref.finalize(self, _LEFT.extend, self._handles)
-        self._finalizer.atexit = False
-        _remove_left()
+        _keep((*_watches, weakref.ref(self)))  # which does not keep the object alive
 
     @abstractmethod
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -78,12 +62,41 @@ class Watch(ABC):
 
     def remove(self) -> None:
         """Stops watching, now."""
-        self._finalizer.detach()
-        for handle in self._handles:
-            handle.remove()
-        _remove_left()
+        _keep(this for this in _watches if this() is not self)
 
 
-def _remove_left() -> None:
-    while _LEFT:
-        _LEFT.pop().remove()
+def _keep(watches: Iterable[weakref.ref[Watch]]) -> None:
+    """Tells these from now on, but for those that are gone. Where there are none, torch calls nothing."""
+    global _watches
+    _watches = tuple(this for this in watches if this() is not None)
+    if _watches and not _HANDLES:
+        # As they are: torch.compile would trace them with the module, and cannot.
+        _HANDLES.append(register_module_forward_pre_hook(_disable_dynamo(_tell_before)))
+        _HANDLES.append(register_module_forward_hook(_disable_dynamo(_tell_after), with_kwargs=True, always_call=True))
+    while _HANDLES and not _watches:
+        _HANDLES.pop().remove()
+
+
+def _watching(module: nn.Module) -> list[Watch]:
+    return [watch for this in _watches if (watch := this()) is not None and watch._is_watching(module)]
+
+
+def _tell_before(module: nn.Module, args: Any) -> None:
+    for watch in _watching(module):
+        watch._before(module, args)
+
+
+def _tell_after(module: nn.Module, args: Any, *kwargs_and_output: Any) -> Any:
+    # Torch leaves the keywords out when the forward pass failed.
+    kwargs = kwargs_and_output[0] if len(kwargs_and_output) == 2 else {}
+    output, watches = kwargs_and_output[-1], _watching(module)
+    for place, watch in enumerate(watches, 1):
+        try:
+            replaced = watch._after(module, args, kwargs, output)
+        except Exception:
+            for other in watches[place:]:  # to them, too, the pass has ended
+                with suppress(Exception):
+                    other._after(module, args, {}, output)
+            raise
+        output = output if replaced is None else replaced
+    return output
