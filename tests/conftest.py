@@ -29,8 +29,22 @@ def processes():
     pool.stop()
 
 
-def pytest_collection_finish():
-    # What importing and collecting made stays until the end: half a million objects that every full collection of
-    # garbage, and the rehearsal's search for schedulers, would otherwise look at again.
-    gc.collect()
-    gc.freeze()
+@pytest.fixture
+def few_batches(monkeypatch):
+    """The neighbour audit tries fewer sizes of batches, for tests in which it is one line among others."""
+    monkeypatch.setattr("spectral_dp.audit.checks.neighbours.SMALL", (0, 3))
+    monkeypatch.setattr("spectral_dp.audit.checks.neighbours.LEAST_LARGEST", 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # What importing and collecting makes stays until the end: half a million objects. The garbage collector would look
+    # at them again and again meanwhile, and at every full collection afterwards, as would the rehearsal's search for
+    # schedulers.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()

@@ -61,7 +61,7 @@ def test_the_example_of_priors_prints_and_draws(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--mixes-records"], 1)])
-def test_a_model_of_ones_own_is_audited(arguments, code, monkeypatch, capsys):
+def test_a_model_of_ones_own_is_audited(arguments, code, monkeypatch, capsys, few_batches):
     monkeypatch.setattr(sys, "argv", ["audit_own_model.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(EXAMPLES / "audit_own_model.py"), run_name="__main__")
@@ -122,7 +122,7 @@ def _accuracy(name, arguments, monkeypatch, capsys):
 def test_text_with_transformers_is_learnt(monkeypatch, capsys):
     pytest.importorskip("transformers", reason="needs the extra spectral-dp[transformers]")
     pytest.importorskip("peft", reason="needs the extra spectral-dp[peft]")
-    assert _accuracy("transformers_text.py", ["--generated", "--epochs", "3"], monkeypatch, capsys) > 80
+    assert _accuracy("transformers_text.py", ["--generated", "--epochs", "1"], monkeypatch, capsys) > 80
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -72,7 +72,7 @@ def _run(schedule, epsilon, *, stop=True, accountant="pld", relation=ADD, most=1
 @pytest.mark.parametrize("schedule", [_falling, _rising, _two_rates, _random, _sometimes_unsampled])
 def test_the_last_step_within_the_budget_is_the_last_one_made(schedule, computed):
     """Catches a step too many (the shortcut taken for the truth), and one too few (a margin left unused)."""
-    epsilon = 1.2 if schedule is _random else 2.0  # steps that are all different take the longest
+    epsilon = 2.0 if schedule is _rising else 0.8  # which begins with its loudest steps
     ledger = _run(schedule, epsilon)
     steps = ledger.steps
     assert ledger.epsilon(DELTA) <= epsilon
@@ -84,10 +84,10 @@ def test_the_last_step_within_the_budget_is_the_last_one_made(schedule, computed
 
 @pytest.mark.parametrize(("accountant", "relation"), [("rdp", ADD), ("pld", REPLACE)])
 def test_so_it_is_for_the_other_accountant_and_the_other_relation(accountant, relation):
-    ledger = _run(_falling, 0.6, accountant=accountant, relation=relation)
-    assert ledger.epsilon(DELTA, accountant=accountant) <= 0.6
+    ledger = _run(_falling, 0.4, accountant=accountant, relation=relation)  # few steps: RDP takes 20 ms for each kind
+    assert ledger.epsilon(DELTA, accountant=accountant) <= 0.4
     ledger.record(*_falling(ledger.steps))
-    assert ledger.epsilon(DELTA, accountant=accountant) > 0.6
+    assert ledger.epsilon(DELTA, accountant=accountant) > 0.4
 
 
 @pytest.mark.parametrize("broken", ["never used up", "any kind of step"])

@@ -9,7 +9,6 @@ from tests.support import broken_steps as broken
 from tests.support import sequence_targets as sequences
 
 from spectral_dp import audit
-from spectral_dp.audit.checks import neighbours
 from spectral_dp.audit.targets.noise_control import Script
 from spectral_dp.gradients.rules import registry
 
@@ -20,13 +19,6 @@ LAYERS = {
     | {f"encoder.layers.0.{part}" for part in ("self_attn", "linear1", "linear2", "norm1", "norm2")},
     "LSTM": {"words", "lstm", "head"},
 }
-
-
-@pytest.fixture
-def few_batches(monkeypatch):
-    """Fewer sizes of batches than an audit tries, for the sake of time; the slow tests try all."""
-    monkeypatch.setattr(neighbours, "SMALL", (0, 3))
-    monkeypatch.setattr(neighbours, "LEAST_LARGEST", 1)
 
 
 def linear_map(target, layer=None):

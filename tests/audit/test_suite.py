@@ -71,7 +71,7 @@ def test_each_double_is_caught_at_the_stated_confidence(double):
     assert all(v.confidence is None or v.confidence >= CONFIDENCE for v in report.violations)
 
 
-def test_the_sound_mechanism_is_accused_no_more_often_than_stated():
+def test_the_sound_mechanism_is_accused_no_more_often_than_stated(few_batches):
     """Fifty seeds: at confidence 0.99 more than three accusations have probability 0.002."""
     accused = [
         seed
@@ -82,7 +82,7 @@ def test_the_sound_mechanism_is_accused_no_more_often_than_stated():
 
 
 @pytest.mark.parametrize("config", ["filtered", "preconditioned"])
-def test_the_real_training_step_passes_a_fast_audit(config):
+def test_the_real_training_step_passes_a_fast_audit(config, few_batches):
     """Convolution, block-circulant and dense layers, filtered or in a public basis, with the noise of a private run."""
     target = small.target(seed=None, spectral=small.CONFIGS[config])
     effort = audit.Effort(1, canary_blocks=4, per_block=4, scores=600, run_scores=20, steps=20, noise_steps=8, calls=40)

@@ -31,7 +31,7 @@ def tiny(input_shape, classes):
 
 
 @pytest.fixture(autouse=True)
-def _light(monkeypatch):
+def _light(monkeypatch, few_batches):
     """The command as it is, looking at less, and at a network for digits of 8 x 8 pixels."""
     monkeypatch.setitem(registry._REGISTRY, "tiny", registry.Entry(tiny))
     light = Effort(1, canary_blocks=2, per_block=8, scores=600, run_scores=20, steps=6, noise_steps=6, calls=40)

@@ -4,6 +4,7 @@ import pytest
 from torch import nn
 
 from spectral_dp import models
+from spectral_dp.experiments import trainer
 from spectral_dp.experiments.settings import Settings
 
 
@@ -16,6 +17,13 @@ class Tiny(nn.Module):
 
     def forward(self, x):
         return self.fc2(self.fc1(x.flatten(1)).tanh())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_drawn(monkeypatch):
+    """Leaves out the figures of runs and what they write for TensorBoard: both take longer than the training."""
+    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
+    monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,6 @@ from spectral_dp.features import FeatureError
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
-    monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
 
 
 @pytest.fixture

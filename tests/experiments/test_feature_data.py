@@ -30,8 +30,6 @@ LIGHT = audit.Effort(1, canary_blocks=2, per_block=4, scores=300, run_scores=10,
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path_factory.getbasetemp() / "features-of-digits"))  # shared
-    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
-    monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
 
 
 def settings(**others):
@@ -307,6 +305,11 @@ class TestPrivateStatistics:
         assert len(_ledger(directory).phases) == 1
 
 
+#: Sixteen features rather than 81 maps: an audit takes the longer the more numbers there are to look at.
+FEW = {"model": "linear", "features": "tests.support.extractors:pooled", "feature_options": {"cells": 4}}
+
+
+@pytest.mark.usefixtures("few_batches")
 class TestAudit:
     def report(self, release=release_moments, **others):
         chosen = settings(feature_norm="private", feature_noise_multiplier=2.0, **others)
@@ -320,15 +323,15 @@ class TestAudit:
     @pytest.mark.parametrize("double", broken_statistics.BROKEN, ids=lambda double: double.__name__)
     def test_doubles_with_one_fault_each_are_caught(self, double):
         expected = broken_statistics.BROKEN[double]
-        found = {verdict.audit for verdict in self.report(double).violations}
+        found = {verdict.audit for verdict in self.report(double, **FEW).violations}
         assert expected in found
         assert (expected == "accounting") == (found == {"accounting"})
 
     @pytest.mark.parametrize("double", broken_statistics.REPLACE_ONE, ids=lambda double: double.__name__)
     def test_noise_for_other_neighbours_is_caught(self, double):
-        found = {verdict.audit for verdict in self.report(double, relation="replace_one").violations}
+        found = {verdict.audit for verdict in self.report(double, relation="replace_one", **FEW).violations}
         assert broken_statistics.REPLACE_ONE[double] in found
-        assert self.report(double).ok
+        assert self.report(double, **FEW).ok
 
     def test_a_run_whose_statement_leaves_them_out_is_caught(self, tmp_path):
         """Its epsilon is that of the training steps alone."""
@@ -344,7 +347,7 @@ class TestAudit:
 
     @pytest.mark.parametrize("model", ["scatter-linear", "scatter-cnn"])
     def test_the_heads_can_be_audited(self, model):
-        target = target_from_settings(settings(model=model, method="spectral", linear_ratio=0.5))
+        target = target_from_settings(settings(model=model, method="spectral", linear_ratio=0.5, batch_size=16))
         report = audit.run_audit(target, effort=LIGHT, confidence=0.999, seed=0)
         assert report.ok, report.violations
 

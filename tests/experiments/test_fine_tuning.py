@@ -178,7 +178,7 @@ def test_every_pretrained_network_is_a_model():
         assert Settings(model=name).resolved().tune == "last-stage"
 
 
-def test_the_step_of_a_tuned_network_is_audited(asked):
+def test_the_step_of_a_tuned_network_is_audited(asked, few_batches):
     settings = asked("wrn-28-10", tune="last-stage", conv_ratio=0.2, image_size=8)
     target = target_from_settings(settings)
     trained = {name for name, parameter in target._template.named_parameters() if parameter.requires_grad}

@@ -22,8 +22,6 @@ METHODS = ("class-means", "least-squares")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path_factory.getbasetemp() / "features-for-heads"))  # shared
-    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
-    monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
     monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})
     register_extractor("scaled", lambda images: Scaled(), assumption="a factor", settings={"feature_norm": "public"})
 

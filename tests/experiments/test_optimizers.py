@@ -38,8 +38,6 @@ def test_a_rate_of_ones_own_for_a_layer(tiny):
     ids=str,
 )
 def test_runs_with_them_spend_what_others_do_and_resume(tmp_path, tiny, monkeypatch, others):
-    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
-    monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
     plain = trainer.run(tiny(epochs=1), RunDirectory(tmp_path / "plain"))
     settings = tiny(epochs=1, layer_rates={"fc2": 0.5}, **others)
     summary = trainer.run(settings, RunDirectory(tmp_path / "run"))

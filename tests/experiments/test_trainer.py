@@ -9,18 +9,11 @@ from safetensors.torch import load_file
 from tests.support.killable_runs import finished, killed, started, training_run
 
 from spectral_dp import accounting, models
-from spectral_dp.experiments import trainer
+from spectral_dp.experiments import figures, trainer
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
 from spectral_dp.experiments.settings import SettingsError
 from spectral_dp.training import checkpoint
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, request):
-    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
-    if "promised" not in request.node.name:
-        monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
 
 
 def epsilon(noise_multiplier, sample_rate, steps):
@@ -32,7 +25,8 @@ def run(tmp_path, settings, name="run", **options):
     return trainer.run(settings, directory, **options), directory
 
 
-def test_a_run_leaves_everything_that_is_promised(tmp_path, tiny):
+def test_a_run_leaves_everything_that_is_promised(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(trainer, "draw_run", figures.draw_run)
     summary, directory = run(tmp_path, tiny(epsilon=2.0, epochs=3))
     names = {path.name for path in directory.path.iterdir()}
     promised = {"config.json", "metrics.jsonl", "checkpoint.pt", "layers.json", "weights.safetensors", "summary.json"}

@@ -149,7 +149,7 @@ def test_noise_law(one_step, relation):
     """Check C, with power; and noise that differs between layers and steps."""
     noise = SeededNoise(0, reproducibility_over_privacy=True)
     zero = torch.zeros(2, N, dtype=torch.float64)
-    draws = torch.stack([one_step(zero, noise, relation=relation) for _ in range(400)])
+    draws = torch.stack([one_step(zero, noise, relation=relation) for _ in range(300)])
     scale = SIGMA * MAX_NORM * (2 if relation is Relation.REPLACE_ONE else 1)
     assert min(noise_law_p_values(draws, scale)) > 1e-4
     for wrong in (2 / 3, 3 / 2):

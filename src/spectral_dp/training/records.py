@@ -116,11 +116,11 @@ def copied(record: Any) -> Any:
     """Returns a deep copy of a record.
 
     A tensor of it may be a view of a whole data set, as those of a ``TensorDataset`` are. Copying it as Python does
-    would copy all of the data set, for every record.
+    would copy all of the data set, for every record. Tensors that are none are copied quicker in this way, too.
     """
     memo: dict[int, Any] = {}
     for leaf in tree_leaves(record):
         is_plain = type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.requires_grad
-        if is_plain and leaf.untyped_storage().nbytes() > leaf.nbytes:
+        if is_plain and leaf.untyped_storage().nbytes() >= leaf.nbytes:
             memo[id(leaf)] = leaf.clone()
     return copy.deepcopy(record, memo)

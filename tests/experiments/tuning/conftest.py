@@ -7,12 +7,6 @@ from spectral_dp.experiments.processes import RunsFailed, RunsProgress
 from spectral_dp.experiments.run_directory import RunDirectory
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(trainer, "_tensorboard", lambda directory: None)
-    monkeypatch.setattr(trainer, "draw_run", lambda directory: None)
-
-
 @pytest.fixture
 def given():
     """The settings of a search that are not searched."""
