@@ -148,6 +148,7 @@ def main() -> None:
         before = trainer.evaluate()["eval_accuracy"]
         trainer.train()
         after = trainer.evaluate()["eval_accuracy"]
+    trainer.accelerator.end_training()  # leaves the process group, if there is one
     if not trainer.is_world_process_zero():  # one of several processes
         return
     print(f"accuracy on {HELD_OUT} held-out texts: {before:.1%} before, {after:.1%} after private training")

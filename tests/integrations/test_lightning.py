@@ -1,6 +1,8 @@
 """Lightning trains privately: its steps are the ledger's, and nothing of the raw data is logged."""
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -218,6 +220,18 @@ def test_nothing_of_the_raw_data_is_logged(tmp_path):
 def test_it_is_logged_when_asked_for(tmp_path):
     run, _ = fit(tmp_path, privacy(unsafe_diagnostics=True, max_physical_batch_size=4))
     assert set(run.callback_metrics) == {"epsilon", "train_loss"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_processes_are_not_made_to_wait_for_each_others_figures(world_size):
+    """Each makes as many passes as its shard needs: a collective operation in a pass would hang."""
+    logged = []
+    module = SimpleNamespace(log=lambda name, value, **options: logged.append(name))
+    log = privacy(unsafe_diagnostics=True)._private_log(SimpleNamespace(training=True, world_size=world_size), module)
+    log("own", 1.0)
+    with pytest.raises(ValueError, match="leave sync_dist out") if world_size > 1 else nullcontext():
+        log("of all", 1.0, sync_dist=True)
+    assert logged == ["own", "of all"][: 3 - world_size]
 
 
 def test_metrics_of_validation_count_and_those_of_training_are_refused(tmp_path):

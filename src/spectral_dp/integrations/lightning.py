@@ -251,6 +251,11 @@ class DifferentialPrivacy(Callback):  # type: ignore[misc]
         @functools.wraps(original)
         def log(name: str, *args: Any, **kwargs: Any) -> None:
             nonlocal warned
+            if trainer.training and trainer.world_size > 1 and self.unsafe_diagnostics and kwargs.get("sync_dist"):
+                raise ValueError(
+                    f"{name!r} is logged with sync_dist=True while the module trains. Processes make different numbers "
+                    "of passes in a step, so they would wait for each other: leave sync_dist out"
+                )
             if not trainer.training or (self.unsafe_diagnostics and not self._is_rehearsing):
                 original(name, *args, **kwargs)
             elif not warned and not self._is_rehearsing:
