@@ -31,7 +31,7 @@ WORKLOADS = list(dict.fromkeys(goal.workload for goal in GOALS if goal.batch == 
 COMMITTED = Path(__file__).parent.parent / "results" / "bench"
 
 #: By how much each ratio may exceed the committed one, as a fraction of it.
-BANDS = dict(zip(QUANTITIES, (0.25, 0.25, 0.10), strict=True))
+BANDS = dict(zip(QUANTITIES, (0.25, 0.25, 0.20), strict=True))
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class TestQuick:
 
     def test_more_memory_is_even_where_time_is_the_same(self):
         greedy = entry(plain=[1.0], spectral=[1.2], opacus_ghost=[2.0])
-        greedy.measured[1].memory_mb *= 1.15
+        greedy.measured[1].memory_mb *= 1.25
         found = self.compared(greedy)
         assert found["memory / plain"].is_worse
         assert not found["time / plain"].is_worse

@@ -46,7 +46,7 @@ class ConvGeometry(NamedTuple):
 
 
 def sample_gradients(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor | None = None) -> Tensor:
-    """Returns all z_b, as (B, g, M, Cig, Cog), in the order of operations that needs fewer multiplications."""
+    """Returns all z_b, as (B, g, M, Cig, Cog), in the order of operations that is cheaper."""
     if matrix is not None and filters_first(len(matrix), geometry, dA.shape[1]):
         return _products_of_filtered_inputs(x, dA, geometry, matrix)
     return _filtered_products(x, dA, geometry, matrix)
@@ -58,7 +58,7 @@ def filters_first(kept: int, geometry: ConvGeometry, c_out: int) -> bool:
     For each number of the input that is M K multiplications and then M products with Cog numbers, instead of K.
     """
     taps, c_out_group = geometry.kernel[0] * geometry.kernel[1], c_out // geometry.groups
-    return kept * (taps + c_out_group) < taps * c_out_group
+    return kept * (TAP_COPY_PRICE * taps + c_out_group) < taps * c_out_group
 
 
 def _products_of_filtered_inputs(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Tensor) -> Tensor:
@@ -235,6 +235,7 @@ TAP_PRICE = 50  # per number of the unprojected per-sample gradient: written, st
 CACHE_PRICE = 50  # per cached number of z_b: first touch of its memory, reread by the clipped sum (20 to 150)
 GRAM_PRICE = 60  # per entry of a padded Gram matrix: shifted sums and inner product
 FILTER_PRICE = 60  # per number of a filtered or shifted input
+TAP_COPY_PRICE = 1.5  # per multiplication of a filter, with the copy of the taps that it needs
 PAD_PRICE = 20  # per number padded before a Gram product
 
 
