@@ -6,6 +6,7 @@ prints the table of ``docs/audit.md``: what each audit says, through two real pr
 """
 
 import contextlib
+import itertools
 from functools import partial
 from unittest import mock
 
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from spectral_dp import audit
 from spectral_dp.audit.checks.noise_law import check_noise_law
 from spectral_dp.audit.checks.sampling import check_sampling
+from spectral_dp.audit.targets.group import ScriptShare
 from spectral_dp.cli import audit as cli
 from spectral_dp.experiments import audit_target
 from spectral_dp.mechanism.noise import NoiseSource
@@ -40,6 +42,7 @@ CAUGHT_BY = {
     "none": set(),
     "noise in full on every rank": {"noise law"},  # more noise than claimed is private, but not what is claimed
     "one share only": {"linear map", "noise law"},
+    "one share that starts again in every layer": {"noise law"},
     "shards sampled at rate qR": {"sampling"},
     "every rank draws from all records": {"sampling", "neighbours, over a run"},
     "one key for the coins of all ranks": {"sampling"},
@@ -58,6 +61,22 @@ class Nothing(NoiseSource):
 
     def normal(self, shape, *, dtype=torch.float32, device="cpu"):
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
+
+
+class StartedAgain(NoiseShare):
+    """The share of a rank whose generator is seeded anew for each layer of a step: layers have the same noise."""
+
+    releases = itertools.count()
+
+    def __init__(self, noise, ranks):
+        super().__init__(noise, ranks)
+        self._seed = next(self.releases)
+
+    def normal(self, shape, *, dtype=torch.float32, device="cpu"):
+        share = super().normal(shape, dtype=dtype, device=device)
+        if isinstance(self._noise, ScriptShare):  # what is wrong is the source, which the auditor replaces
+            return share
+        return share.normal_(generator=torch.Generator().manual_seed(self._seed)) / self._ranks**0.5
 
 
 def in_full(noise, ranks):
@@ -115,6 +134,8 @@ def broken(mistake):
         return mock.patch.object(shares, "NoiseShare", in_full)
     if mistake == "one share only" and dist.get_rank() > 0:
         return mock.patch.object(shares, "NoiseShare", Nothing)
+    if mistake == "one share that starts again in every layer" and dist.get_rank() > 0:
+        return mock.patch.object(shares, "NoiseShare", StartedAgain)
     if mistake == "shards sampled at rate qR":
         return mock.patch.object(engine, "ShardCoins", AtTheRateOfAll)
     if mistake == "every rank draws from all records":

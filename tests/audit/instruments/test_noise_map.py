@@ -57,16 +57,24 @@ def test_standardised_noise_is_what_was_drawn(config):
 def test_draws_that_are_added_are_standardised_together():
     """Catches shares of noise that are taken for draws of their own: each seems too small, and pairs to be equal."""
     one = torch.randn(1, 6, 2).double()
-    apart, summed = Part(0, one, 5, processes=2), Part(0, torch.cat([one, one], 2) / 2**0.5, 5, processes=2)
-    assert apart.tells_its_draws
-    assert not summed.tells_its_draws
+    alone = Part(0, one, 5)
+    apart, equal, other = (
+        Part(0, maps, 5, processes=2)
+        for maps in (one, torch.cat([one, one], 2) / 2**0.5, torch.cat([0.6 * one, 0.8 * one], 2))
+    )
+    assert [part.merged is part for part in (alone, apart, equal, other)] == [True, True, False, True]
+    assert [part.tells_its_draws for part in (apart, equal, equal.merged, other)] == [True, False, True, False]
     deviation = float(one.norm(dim=1)[0, 0])
     outputs = [Output("weight", (5, 6), deviation)]
     release = torch.randn(30).double()
-    found = [standardise_noise(release, NoiseMap((part,), 1, ""), outputs)[0] for part in (apart, summed)]
-    assert [len(numbers) for numbers in found] == [10, 10]
-    (axes,) = summed.eigen[1]
-    torch.testing.assert_close(found[1].view(5, 2), (release.view(5, 6) @ axes[:, -2:]) / deviation)
+    parts = (alone, apart, equal, other)
+    found = [standardise_noise(release, NoiseMap((part,), 1, ""), outputs)[0] for part in parts]
+    assert [len(numbers) for numbers in found] == [10] * 4
+    # Equal shares: in the order in which one process would have drawn them, so that layers can be compared.
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+    (axes,) = other.eigen[1]
+    torch.testing.assert_close(found[3].view(5, 2), (release.view(5, 6) @ axes[:, -2:]) / deviation)
 
 
 def test_no_noise_at_all_is_a_map_of_zeros():

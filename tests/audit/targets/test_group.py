@@ -43,6 +43,14 @@ def test_control_shares_that_do_not_add_up_are_caught(processes, mistake, share)
     assert float(deviation[1]) == pytest.approx(share, rel=0.1)
 
 
+def test_control_a_rank_that_repeats_its_noise_in_every_layer_is_caught(processes):
+    """The deviation is right, and so is every layer by itself. Only side by side they show."""
+    mistake = "one share that starts again in every layer"
+    found = audited(processes, "noise_audits", mistake)
+    assert {name for name, verdict in found.items() if not verdict.ok} == doubles.CAUGHT_BY[mistake]
+    assert "two blocks share noise" in found["noise law"].note
+
+
 @pytest.mark.parametrize(
     ("mistake", "rate"),
     [

@@ -7,7 +7,7 @@ noise. :func:`~spectral_dp.audit.instruments.noise_search.find_noise_map` finds 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -64,6 +64,20 @@ class Part:
             return True
         columns = torch.eye(self.maps.shape[2], dtype=self.maps.dtype)
         return bool(torch.isclose(self.inverse @ self.maps, columns, atol=1e-6).all())
+
+    @cached_property
+    def merged(self) -> Part:
+        """The same noise as one process would draw it, if all processes add equal shares; else this part.
+
+        The draws are then those of the whole noise, in their order, so that layers that share some of them are found.
+        """
+        columns = self.maps.shape[2]
+        if self.processes == 1 or columns % self.processes:
+            return self
+        shares = self.maps.unflatten(2, (self.processes, -1))
+        if not torch.allclose(shares, shares[:, :, :1], rtol=0, atol=1e-6 * float(self.maps.abs().max())):
+            return self
+        return replace(self, maps=shares[:, :, 0] * math.sqrt(self.processes), processes=1)
 
     def along_axes(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Deviations of the noise and coordinates of ``y``, both ``(L, k)``, along the axes of the noise."""
@@ -159,6 +173,7 @@ def standardise_noise(release: Tensor, noise: NoiseMap | None, outputs: list[Out
 
 def _undo(part: Part, release: Tensor, output: Output, floor: float) -> Tensor:
     """What a part's noise was drawn from, in units of the claimed deviation."""
+    part = part.merged
     lengths = part.maps.norm(dim=1)  # of every column, (1 or L, M)
     if part.maps.shape[1] == 1 and part.maps.shape[2] == 1:
         along, deviations = release[part.start : part.stop, None], lengths
