@@ -114,10 +114,12 @@ GEOMETRIES = [
 ]
 
 
+@pytest.mark.parametrize("small_plane", [0, 100], ids=["by taps", "by planes"])
 @pytest.mark.parametrize("kept", [None, 4])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_both_ways_see_the_same_gradients(geometry, kept):
+def test_both_ways_see_the_same_gradients(geometry, kept, small_plane, monkeypatch):
     """Norms from Gram matrices, and sums from the native weight gradient, are those of the gradients themselves."""
+    monkeypatch.setattr(conv_norms, "SMALL_PLANE", small_plane)
     kernel, *options = geometry
     x, weight = torch.randn(5, 4, 7, 8).double(), torch.zeros(6, 4 // geometry.groups, *kernel).double()
     dA = torch.randn_like(nn.functional.conv2d(x, weight, None, *options))
@@ -129,6 +131,16 @@ def test_both_ways_see_the_same_gradients(geometry, kept):
     torch.testing.assert_close(squared, z.flatten(1).square().sum(1), rtol=1e-9, atol=0)
     total = conv_norms.weighted_gradient(x, dA, c, geometry, matrix)
     torch.testing.assert_close(total.flatten(1), torch.tensordot(c, z, 1).transpose(-1, -3).reshape(6, -1))
+
+
+def test_a_small_plane_that_is_not_finite_spoils_its_own_sample_only():
+    geometry, matrix = ConvGeometry((3, 3), padding=(1, 1)), torch.randn(4, 9).double()
+    x, dA = torch.randn(3, 2, 4, 4).double(), torch.randn(3, 5, 4, 4).double()
+    expected = conv_norms.gram_squared_norms(x, dA, geometry, matrix)
+    x[1, 0, 2, 2] = float("inf")
+    found = conv_norms.gram_squared_norms(x, dA, geometry, matrix)
+    assert not bool(found[1].isfinite())
+    torch.testing.assert_close(found[[0, 2]], expected[[0, 2]])
 
 
 def check_both_orders_give_the_same_gradients(geometry, monkeypatch):
