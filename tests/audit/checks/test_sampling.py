@@ -10,7 +10,7 @@ from tests.support import broken_mechanisms
 from tests.support import small_targets as small
 
 from spectral_dp import SpectralConfig
-from spectral_dp.audit.checks.sampling import check_sampling
+from spectral_dp.audit.checks.sampling import _spread, check_sampling
 from spectral_dp.mechanism.filters import AnnealedFilter
 
 CONFIDENCE = 0.999
@@ -28,6 +28,15 @@ def test_the_loader_of_a_private_run_tosses_a_coin_for_every_record():
     found = verdict(small.target(), steps=40)
     assert found.ok, found
     assert found.details["rate"] == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize(("trials", "draws", "share"), [(40, 200, 0.1), (120, 8, 1.0)], ids=["coins", "control"])
+def test_a_spread_is_as_unlikely_as_it_says(trials, draws, share):
+    """Catches simulations that stop when it suits them. The control has three times the variance, and the same mean."""
+    rng = np.random.default_rng(0)
+    drawn = rng.binomial(trials, 0.25, size=(draws, 60)) - (trials - 40) // 4
+    unlikely = np.mean([_spread(counts, 40, 0.25, 0.99, rng) <= 0.1 for counts in drawn])
+    assert unlikely == pytest.approx(share, abs=0.05)
 
 
 def test_no_false_alarm_over_seeds():

@@ -32,6 +32,9 @@ from spectral_dp.audit.targets.target import Target
 #: Slack for float32 in what a canary contributes, relative to the bound.
 SLACK = 1e-3
 
+#: Simulations that must lie on either side of what was observed before no more are made.
+ENOUGH = 20
+
 #: Records, and steps, whose coins are compared with each other, at most.
 MOST_COMPARED = 2048
 
@@ -114,16 +117,35 @@ def _sampling(
 def _spread(
     counts: NDArray[np.int_], trials: int, rate: float, confidence: float, generator: np.random.Generator
 ) -> float:
-    """Two-sided p-value of the variance of counts that should be independent Binomial(trials, rate)."""
-    simulations = int(np.ceil(20 / (1 - confidence)))
+    """Two-sided p-value of the variance of counts that should be independent Binomial(trials, rate).
+
+    It is not made more exact than it has to be: coins are simulated until the variance was exceeded, and was not
+    reached, ``ENOUGH`` times.
+    """
+    simulations = int(np.ceil(ENOUGH / (1 - confidence)))
     observed = _variance(counts[None], trials, rate)[0]
     most = 1_000_000 // len(counts) + 1  # simulations at a time: bounds the memory
-    portions = [min(most, simulations - done) for done in range(0, simulations, most)]
-    coins = (generator.binomial(trials, rate, size=(portion, len(counts))) for portion in portions)
-    simulated = np.concatenate([_variance(tossed, trials, rate) for tossed in coins])
-    # The observed one among the simulated: a rank, exact by exchangeability.
-    above, below = int((simulated >= observed).sum()), int((simulated <= observed).sum())
-    return min(1.0, 2 * (min(above, below) + 1) / (simulations + 1))
+    simulated = np.empty(0)
+    while len(simulated) < simulations:
+        portion = min(max(50 * ENOUGH, len(simulated)), most, simulations - len(simulated))
+        coins = generator.binomial(trials, rate, size=(portion, len(counts)))
+        simulated = np.concatenate([simulated, _variance(coins, trials, rate)])
+        tails = simulated >= observed, simulated <= observed
+        if all(tail.sum() >= ENOUGH for tail in tails):
+            break
+    return min(1.0, 2 * min(map(_tail_probability, tails)))
+
+
+def _tail_probability(beyond: NDArray[np.bool_]) -> float:
+    """P-value from which simulations went beyond what was observed: exact (Besag & Clifford 1991).
+
+    If ``ENOUGH`` did, it is their share up to the last of them, however many simulations follow. If fewer did, it is
+    the rank of what was observed among all.
+    """
+    found = np.flatnonzero(beyond)
+    if len(found) >= ENOUGH:
+        return ENOUGH / int(found[ENOUGH - 1] + 1)
+    return (len(found) + 1) / (len(beyond) + 1)
 
 
 def _shared(coins: NDArray[np.bool_], rate: float) -> float:
