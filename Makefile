@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
+# Where this is set, each of the many processes that the tests start would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-slow test-integrations coverage format lint docs docs-serve tutorials figures tables support-table bench bench-quick bench-parts release-check clean
 
 help:  ## list the targets (what a bare `make` does)

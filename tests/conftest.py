@@ -48,3 +48,4 @@ def pytest_collection():
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000)  # the usual 700 costs a twentieth of the time of the tests

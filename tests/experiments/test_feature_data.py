@@ -253,7 +253,7 @@ class TestPrivateStatistics:
             sources.append(noise)
             return public
 
-        monkeypatch.setattr(feature_data, "private_channel_statistics", listen)
+        monkeypatch.setattr(feature_data.normalization, "private_channel_statistics", listen)
         chosen = settings(feature_norm="private", reproducible=reproducible, seed=3)
         head = feature_data.with_normalization(chosen, _head(), (81, 2, 2))
         for _ in range(2):
