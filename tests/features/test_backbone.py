@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from spectral_dp.features import Backbone, FeatureError, ImageFacts, build_extractor, extract_features
 from spectral_dp.pretrained import NAMES, WeightsError, find_architecture, find_weights
 from spectral_dp.pretrained.networks.minilm import MiniLM
+from spectral_dp.pretrained.networks.wide_resnet import WideResNet
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "movie", "##s", "!"]
 
@@ -99,6 +100,23 @@ def test_shapes_are_known_before_weights_are_read(weights, name, size, shape):
     assert Backbone(extractor.weights, size).output_shape((3, 32, 32)) == shape[:1]
 
 
+def test_shapes_are_those_of_the_network_that_has_the_name_now(weights, monkeypatch):
+    from dataclasses import replace
+    from functools import partial
+
+    from spectral_dp.pretrained import architectures
+
+    named = Backbone(replace(weights, name="wrn-28-10"), 32, maps=True)
+    monkeypatch.setattr(
+        architectures,
+        "ARCHITECTURES",
+        (replace(find_architecture("wrn-28-10"), factory=partial(WideResNet, depth=10, factor=1)),),
+    )
+    assert named.output_shape((3, 32, 32)) == (64, 8, 8)
+    monkeypatch.undo()
+    assert named.output_shape((3, 32, 32)) == (640, 8, 8)
+
+
 def test_cached_by_several_processes(weights, tmp_path):
     extractor = pickle.loads(pickle.dumps(Backbone(weights, 32)))
     pixels = images(4)
@@ -152,17 +170,14 @@ def text_weights(tmp_path, monkeypatch):
 
     from safetensors.torch import save_file
 
-    from spectral_dp.features import backbone
     from spectral_dp.pretrained import architectures
 
     small = partial(MiniLM, layers=1, width=8, heads=2, hidden=16, vocabulary=len(VOCABULARY), positions=16)
     replaced = replace(find_architecture("minilm-l6"), factory=small)
     monkeypatch.setattr(architectures, "ARCHITECTURES", (replaced,))
-    backbone._text_width.cache_clear()
     save_file(lively(small()).state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in VOCABULARY))
-    yield find_weights("minilm-l6", tmp_path / "model.safetensors")
-    backbone._text_width.cache_clear()
+    return find_weights("minilm-l6", tmp_path / "model.safetensors")
 
 
 def as_bytes(*texts, length=24):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import FixedExtractor, Shape
 from spectral_dp.features.registry import ImageFacts, register_extractor
-from spectral_dp.pretrained.architectures import ARCHITECTURES, find_architecture
+from spectral_dp.pretrained.architectures import ARCHITECTURES, Architecture, find_architecture
 from spectral_dp.pretrained.folding import fold_batch_norms
 from spectral_dp.pretrained.inputs import Interpolation, network_pixels, without_padding
 from spectral_dp.pretrained.weights import PretrainedWeights, find_weights
@@ -83,10 +83,10 @@ class Backbone(FixedExtractor):
         if self._reads_text:
             if len(input_shape) != 1:
                 raise FeatureError(f"{self.name} reads texts (L,), got records of shape {input_shape}")
-            return (_text_width(self.name),)
+            return (_text_width(find_architecture(self.name)),)
         if len(input_shape) != 3 or input_shape[0] not in (1, 3):
             raise FeatureError(f"expected images of 1 or 3 channels, (C, H, W), got shape {input_shape}")
-        maps = _map_shape(self.name, self._side)
+        maps = _map_shape(find_architecture(self.name), self._side)
         return maps if self.maps else maps[:1]
 
     def _module(self, input_shape: Shape) -> nn.Module:
@@ -141,19 +141,21 @@ class _TextFeatures(nn.Module):
 
 
 @lru_cache
-def _map_shape(name: str, side: int) -> Shape:
+def _map_shape(architecture: Architecture, side: int) -> Shape:
     with torch.device("meta"), torch.no_grad():
-        network = find_architecture(name).build().eval()
+        network = architecture.build().eval()
         try:
             return tuple(network.maps(torch.empty(1, 3, side, side)).shape[1:])  # type: ignore[operator]
         except RuntimeError as error:
-            raise FeatureError(f"images of {side} x {side} pixels are too small for {name}: enlarge them") from error
+            raise FeatureError(
+                f"images of {side} x {side} pixels are too small for {architecture.name}: enlarge them"
+            ) from error
 
 
 @lru_cache
-def _text_width(name: str) -> int:
+def _text_width(architecture: Architecture) -> int:
     with torch.device("meta"):
-        width = find_architecture(name).build().width
+        width = architecture.build().width
     assert isinstance(width, int)
     return width
 
