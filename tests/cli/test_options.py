@@ -56,8 +56,9 @@ def test_flags_that_are_repeated():
 
 
 def test_options_of_features_are_numbers_where_they_read_as_such():
-    given, _ = invoke("--feature-option", "scales=3", "--feature-option", "ratio=0.5", "--feature-option", "weights=a")
-    assert given[0] == {"feature_options": {"scales": 3, "ratio": 0.5, "weights": "a"}}
+    options = ("scales=3", "ratio=0.5", "weights=a", "maps=false")
+    given, _ = invoke(*(word for option in options for word in ("--feature-option", option)))
+    assert given[0] == {"feature_options": {"scales": 3, "ratio": 0.5, "weights": "a", "maps": False}}
     assert "NAME=VALUE" in invoke("--feature-option", "scales")[1].output
 
 

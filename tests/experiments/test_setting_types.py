@@ -25,7 +25,7 @@ def test_the_type_of_a_setting_that_may_be_left_out(hint, kind):
         (Literal["a", "b"], "b", "b"),
         (list[float], [1, 2.5], [1.0, 2.5]),
         (dict[str, float], {"fc1": 1}, {"fc1": 1.0}),
-        (dict[str, int | float | str], {"scales": 3, "name": "x"}, {"scales": 3, "name": "x"}),
+        (dict[str, bool | int | float | str], {"scales": 3, "maps": True}, {"scales": 3, "maps": True}),
     ],
 )
 def test_values_are_returned_in_the_type_of_their_setting(hint, value, checked):
@@ -44,7 +44,7 @@ def test_values_are_returned_in_the_type_of_their_setting(hint, value, checked):
         (list[str], "fc1", "name must be a list of layer names"),
         (list[float], [True], "name must be a list of numbers"),
         (dict[str, float], {"fc1": "1"}, "name must map layer names to numbers"),
-        (dict[str, int | float | str], {"fc1": []}, "name must map names to numbers or texts"),
+        (dict[str, bool | int | float | str], {"fc1": []}, "name must map names to numbers, texts"),
     ],
 )
 def test_others_are_refused_with_the_type(hint, value, message):

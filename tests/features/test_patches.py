@@ -73,6 +73,10 @@ class TestFeatures:
         monkeypatch.setattr("spectral_dp.features.patches._RESPONSES_AT_ONCE", 100)
         assert torch.allclose(module(images), whole, atol=1e-6)
 
+    def test_a_word_is_no_truth_value(self):
+        with pytest.raises(FeatureError, match="true or false, got 'no'"):
+            Patches(mirrored="no")
+
     def test_left_and_right_can_be_told_apart(self):
         images = generate_images("strokes", 5, SHAPE)
         module = Patches((SMALL,), cells=3, mirrored=False).module(SHAPE)

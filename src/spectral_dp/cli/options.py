@@ -139,7 +139,9 @@ def _elements(setting: str, texts: list[Any]) -> list[Any] | dict[str, Any]:
     return texts if kind is None else named_values(flag, texts, f"{form}, such as {example}", kind)
 
 
-def _number_or_text(text: str) -> int | float | str:
+def _number_or_text(text: str) -> bool | int | float | str:
+    if text in ("true", "false"):
+        return text == "true"
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)

@@ -66,7 +66,7 @@ class Options:
         "Cached features that the model reads, not images: scattering, or your own as package.module:factory "
         "(default: the model's).",
     )
-    feature_options: dict[str, int | float | str] = _data(
+    feature_options: dict[str, bool | int | float | str] = _data(
         {}, "Option of the features, as NAME=VALUE, such as scales=3. May be repeated."
     )
     feature_norm: Literal["group", "private", "public", "none"] | None = _data(

@@ -39,10 +39,10 @@ def checked_setting(name: str, hint: Any, value: Any) -> Any:
         _, element = typing.get_args(kind)
         numbers = element is float
         if isinstance(value, dict) and all(
-            type(v) in ((int, float) if numbers else (int, float, str)) for v in value.values()
+            type(v) in ((int, float) if numbers else (bool, int, float, str)) for v in value.values()
         ):
             return {str(k): float(v) if numbers else v for k, v in value.items()}
-        what = "layer names to numbers" if numbers else "names to numbers or texts"
+        what = "layer names to numbers" if numbers else "names to numbers, texts, true or false"
         raise SettingsError(f"{name} must map {what}, got {value!r}")
     if typing.get_origin(kind) is list:
         (element,) = typing.get_args(kind)

@@ -90,6 +90,8 @@ class Patches(FixedExtractor):
 
     def __post_init__(self) -> None:
         get_prior(self.prior)
+        if not isinstance(self.mirrored, bool):
+            raise FeatureError(f"mirrored must be true or false, got {self.mirrored!r}")
         if not self.dictionaries or self.cells < 1 or not 0 <= self.threshold < float("inf"):
             raise FeatureError(
                 "patches need a dictionary, a cell and a threshold that is not negative, got "

@@ -78,7 +78,7 @@ class Dimension:
         return min(max(round(found), math.ceil(self.low)), math.floor(self.high)) if is_whole else found
 
 
-_TABLES = (dict[str, float], dict[str, int | float | str])
+_TABLES = (dict[str, float], dict[str, bool | int | float | str])
 
 
 @dataclass(frozen=True)
