@@ -1,6 +1,8 @@
 """Hooks of an object: gone with it, but not while torch goes through them."""
 
 import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -113,3 +115,17 @@ def test_an_object_that_goes_changes_nothing_until_the_next_one_comes():
     assert watch is None
     Noted().remove()
     assert len(_global_forward_pre_hooks) == before
+
+
+def test_none_is_lost_when_threads_make_them_at_once():
+    modules = [nn.Identity() for _ in range(200)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(Noted, modules))
+    finally:
+        sys.setswitchinterval(interval)
+    for module in modules:
+        module(torch.ones(1))
+    assert all(watch.calls for watch in made)

@@ -6,6 +6,7 @@ not found yet. Hooks of each would be called for every module of all the others.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,10 @@ from spectral_dp.gradients.recording.members import Members
 
 #: All objects that watch, in the order in which they came. Replaced, never changed: a pass may be going through them.
 _watches: tuple[weakref.ref[Watch], ...] = ()
+
+#: Held while they are replaced: of two that threads make at once, one would be lost. A thread may need it twice, if the
+#: garbage collector comes in between.
+_REPLACING = threading.RLock()
 
 #: Torch's handles of the two hooks that tell them.
 _HANDLES: list[Any] = []
@@ -38,7 +43,8 @@ class Watch(ABC):
     def __init__(self, members: Iterable[nn.Module]) -> None:
         self._members = Members(members)
         self._pauses = 0
-        _keep((*_watches, weakref.ref(self)))  # which does not keep the object alive
+        with _REPLACING:
+            _keep((*_watches, weakref.ref(self)))  # which does not keep the object alive
 
     @abstractmethod
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -62,7 +68,8 @@ class Watch(ABC):
 
     def remove(self) -> None:
         """Stops watching, now."""
-        _keep(this for this in _watches if this() is not self)
+        with _REPLACING:
+            _keep(this for this in _watches if this() is not self)
 
 
 def _keep(watches: Iterable[weakref.ref[Watch]]) -> None:
