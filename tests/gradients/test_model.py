@@ -228,6 +228,23 @@ class TestWhatIsTrained:
         assert batch.squared_norms().shape == (6, 0)
         assert all(float(v.abs().sum()) == 0 for v in batch.clipped_sums(torch.ones(0)).values())
 
+    @pytest.mark.parametrize("spectral", [{}, {"layer": LayerConfig(LowPassFilter(0.75))}], ids=["plain", "filtered"])
+    @pytest.mark.parametrize("views", [1, 2])
+    def test_empty_batches_of_which_several_uses_would_be_added(self, views, spectral):
+        """Poisson batches may be empty: the run would end there, which also tells that nobody was drawn."""
+        model = (
+            Reused(nn.Conv2d(32, 32, 3, padding=1)) if views == 1 else nn.ModuleDict({"layer": nn.Conv2d(32, 32, 3)})
+        )
+        gradients = ModelGradients(model, spectral)
+        (model if views == 1 else model["layer"])(torch.zeros(0, 32, 6, 6)).sum().backward()
+        batch = gradients.take(views)
+        gradients.remove()
+        assert batch.squared_norms().shape == (1, 0)
+        sums = batch.clipped_sums(torch.ones(0))
+        assert {p: (tuple(v.shape), float(v.abs().sum())) for p, v in sums.items()} == {
+            p: (tuple(gradients.zeros(p).shape), 0.0) for p in model.parameters()
+        }
+
 
 class Scaled(nn.Module):
     """A layer nobody has a rule for, with a tensor and an option among its arguments."""

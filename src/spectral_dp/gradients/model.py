@@ -257,8 +257,8 @@ class RecordedBatch:
             for block, _ in gradients.trained_blocks
         ]
         self.size = self._common_size(uses_of_blocks)
-        with gradients._undisturbed():
-            self._blocks = [merged(block) for block in uses_of_blocks]
+        with gradients._undisturbed():  # an empty batch has no gradients to add, and some rules could not form them
+            self._blocks = [merged(block) if self.size else [] for block in uses_of_blocks]
         self._added: dict[int, Formed] = {}
 
     @property

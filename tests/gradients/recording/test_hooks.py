@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.nn.modules.module import _global_forward_pre_hooks, register_module_forward_hook
 
 from spectral_dp.gradients.recording.hooks import Watch
 
@@ -89,6 +89,24 @@ def test_each_is_given_what_the_one_before_made_of_the_output():
     assert [watch.calls[-1] for watch in watches] == [3, 6]
     for watch in watches:
         watch.remove()
+
+
+def test_it_is_given_the_output_before_other_process_wide_hooks_replace_it():
+    """Else the gradient of what another hook returned would be taken for that of the layer's own output."""
+
+    class Given(Noted):
+        def _after(self, module, args, kwargs, output):
+            self.calls = [output]
+
+    layer = nn.ReLU()
+    handle = register_module_forward_hook(lambda module, args, output: 3 * output)
+    watch = Given(layer)
+    try:
+        assert layer(torch.tensor(2.0)) == 6
+    finally:
+        handle.remove()
+        watch.remove()
+    assert watch.calls == [2]
 
 
 def test_an_error_of_one_does_not_keep_the_end_of_the_pass_from_the_others():

@@ -270,6 +270,22 @@ class TestTheModelStaysOrdinary:
         second.remove()
         assert hooks() == before
 
+    def test_another_may_come_while_one_looks_for_those_of_its_layers(self):
+        """As when threads make their models private at once."""
+        recorders, coming = [watch(small_model())], [small_model()]
+
+        class MakesAnother(dict):
+            def __iter__(self):
+                if coming:
+                    recorders.append(watch(coming.pop()))
+                return super().__iter__()
+
+        recorders[0]._watched = MakesAnother(recorders[0]._watched)
+        recorders.append(watch(small_model()))
+        assert len(recorders) == 3
+        for recorder in recorders:
+            recorder.remove()
+
     def test_a_forgotten_recorder_removes_itself(self):
         model = small_model()
         gc.collect()

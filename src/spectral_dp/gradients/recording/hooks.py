@@ -80,12 +80,19 @@ def _keep(watches: Iterable[weakref.ref[Watch]]) -> None:
         # As they are: torch.compile would trace them with the module, and cannot.
         _HANDLES.append(register_module_forward_pre_hook(_disable_dynamo(_tell_before)))
         _HANDLES.append(register_module_forward_hook(_disable_dynamo(_tell_after), with_kwargs=True, always_call=True))
+        # Before the hooks of others: what one of them returns in place of the output is not the layer's own.
+        _HANDLES[-1].hooks_dict_ref().move_to_end(_HANDLES[-1].id, last=False)
     while _HANDLES and not _watches:
         _HANDLES.pop().remove()
 
 
+def all_watches() -> Iterator[Watch]:
+    """Yields all objects that watch now, in the order in which they came."""
+    return (watch for this in _watches if (watch := this()) is not None)
+
+
 def _watching(module: nn.Module) -> list[Watch]:
-    return [watch for this in _watches if (watch := this()) is not None and watch._is_watching(module)]
+    return [watch for watch in all_watches() if watch._is_watching(module)]
 
 
 def _tell_before(module: nn.Module, args: Any) -> None:

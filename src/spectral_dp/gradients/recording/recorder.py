@@ -15,7 +15,6 @@ Nothing is attached to the model. The hooks are process-wide and look modules up
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic
@@ -29,7 +28,7 @@ from spectral_dp.gradients.recording.anchor import Anchor, Detour, Widened, anch
 from spectral_dp.gradients.recording.autocast_state import AutocastState
 from spectral_dp.gradients.recording.call import Call, TakenOver, of_samples
 from spectral_dp.gradients.recording.captures import Capture, Captures, Kept
-from spectral_dp.gradients.recording.hooks import Watch
+from spectral_dp.gradients.recording.hooks import Watch, all_watches
 from spectral_dp.gradients.recording.knowledge import Knowledge
 from spectral_dp.gradients.recording.passes import Pass
 from spectral_dp.gradients.recording.random_state import RandomState
@@ -88,9 +87,9 @@ class Recorder(Watch, Generic[Kept]):
         self._knowledge = Knowledge()
         self.expected_samples: Callable[[], int | None] = lambda: None
         self._originals: list[tuple[nn.Module, str, Tensor]] = []
-        for other in [r for r in _LIVE if not {*r._watched, *r._held}.isdisjoint({*self._watched, *self._held})]:
-            other.remove()  # two would hide each other's gradients: the latest wins
-        _LIVE.add(self)
+        for other in all_watches():
+            if isinstance(other, Recorder) and not self._layers().isdisjoint(other._layers()):
+                other.remove()  # two would hide each other's gradients: the latest wins
         self._frozen: dict[nn.Module, tuple[nn.Parameter, ...]] = {}
         self._sides: dict[nn.Module, SideOutputs] = {}
         self._random_states: dict[nn.Module, RandomState] = {}
@@ -111,9 +110,11 @@ class Recorder(Watch, Generic[Kept]):
 
     def remove(self) -> None:
         """Stops watching and forgets everything."""
-        _LIVE.discard(self)
         super().remove()
         self.take()
+
+    def _layers(self) -> set[nn.Module]:
+        return {*self._watched, *self._held}
 
     def __enter__(self) -> Recorder[Kept]:
         return self
@@ -373,6 +374,3 @@ def _widened(output: Tensor, samples: int, origin: int, current: Pass) -> Shared
     """The output of a layer that was given no samples, with an entry for each."""
     wide = output.wide if isinstance(output, Shared) else output.expand(samples, *output.shape)
     return Shared.make(output, wide, origin, current)
-
-
-_LIVE: weakref.WeakSet[Recorder[Any]] = weakref.WeakSet()
