@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _global_forward_pre_hooks, register_module_forward_hook
 
+from spectral_dp.gradients.recording import hooks
 from spectral_dp.gradients.recording.hooks import Watch
 
 
@@ -147,3 +149,23 @@ def test_none_is_lost_when_threads_make_them_at_once():
     for module in modules:
         module(torch.ones(1))
     assert all(watch.calls for watch in made)
+
+
+def test_one_that_a_finalizer_removes_while_another_comes_is_told_nothing_more(monkeypatch):
+    """The garbage collector may run it at any moment, in the thread that replaces them."""
+    layer = nn.ReLU()
+    removed, made = Noted(layer), []
+    garbage = [removed]
+
+    def collected():
+        if garbage:
+            garbage.pop().remove()
+
+    monkeypatch.setattr(hooks, "_watches", (*hooks._watches, collected))
+    thread = threading.Thread(target=lambda: made.append(Noted(layer)), daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert not thread.is_alive(), "a thread waits for itself"
+    layer(torch.ones(1))
+    made[0].remove()
+    assert (len(removed.calls), len(made[0].calls)) == (0, 2)

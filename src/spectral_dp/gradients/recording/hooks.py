@@ -68,6 +68,7 @@ class Watch(ABC):
 
     def remove(self) -> None:
         """Stops watching, now."""
+        self._members = Members(())  # if the garbage collector calls this in the middle of _keep, that keeps it
         with _REPLACING:
             _keep(this for this in _watches if this() is not self)
 
