@@ -41,6 +41,25 @@ class TestSharing:
         monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
         check(Reused(nn.Conv2d(2, 2, 3, padding=1)).double(), images())
 
+    @pytest.mark.parametrize("uses_gram", [True, False])
+    def test_convolutions_that_share_their_weight_and_not_their_biases(self, uses_gram, monkeypatch):
+        """A bias that only the first of them has must not be forgotten: it would get noise and never learn."""
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
+        model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 3, padding=(0, 2), dilation=2))
+        model[2].weight = model[0].weight
+        check(model.double(), images())
+
+    def test_coordinates_of_different_spectra_are_not_added(self):
+        """As many numbers of each, and no two of them belong together."""
+        model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=(1, 0)), nn.Conv2d(2, 2, 3, padding=(1, 2)))
+        model[1].weight = model[0].weight
+        spectral = {name: LayerConfig(LowPassFilter(0.5), support="signal") for name in "01"}
+        gradients = ModelGradients(model.double(), spectral)
+        model(images()).sum().backward()
+        with pytest.raises(ValueError, match="must see inputs of one size"):
+            gradients.take().squared_norms()
+        gradients.remove()
+
     @pytest.mark.parametrize("layer", [nn.Conv2d(2, 2, 3, padding=1), nn.Linear(6, 6), BlockCirculantLinear(6, 6, 3)])
     @pytest.mark.parametrize("is_filtered", [False, True])
     def test_sums_have_one_shape_however_often_a_layer_is_called(self, layer, is_filtered):

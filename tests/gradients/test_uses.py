@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from spectral_dp.gradients import LayerConfig, ModelGradients, Rule
 from spectral_dp.gradients.rules.conv import KernelConvRule
-from spectral_dp.gradients.uses import Formed, condense
+from spectral_dp.gradients.uses import Formed, Recorded, condense
 from spectral_dp.layers import BlockCirculantLinear
 
 
@@ -38,6 +38,14 @@ class TestRecordedAndFormed:
         (weight, _) = use.gradients.values()
         assert not weight.is_contiguous()
         assert weight.transpose(-1, -3).is_contiguous()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_uses_that_are_added_are_as_coarse_as_the_coarsest(order):
+    use = conv_use(FILTERS[1])
+    coarse = Recorded(use.rule, use.x, use.dA.bfloat16())
+    both = [use, coarse]
+    assert Formed.added([both[i] for i in order]).precision == torch.finfo(torch.bfloat16).eps
 
 
 def test_gradients_that_are_added_are_held_until_the_sum(monkeypatch):

@@ -1,9 +1,7 @@
 """Hooks of an object: gone with it, but not while torch goes through them."""
 
 import gc
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -137,18 +135,25 @@ def test_an_object_that_goes_changes_nothing_until_the_next_one_comes():
     assert len(_global_forward_pre_hooks) == before
 
 
-def test_none_is_lost_when_threads_make_them_at_once():
-    modules = [nn.Identity() for _ in range(200)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            made = list(pool.map(Noted, modules))
-    finally:
-        sys.setswitchinterval(interval)
-    for module in modules:
-        module(torch.ones(1))
-    assert all(watch.calls for watch in made)
+@pytest.mark.parametrize(
+    "replace", [lambda layer, other: Noted(layer), lambda layer, other: other.remove()], ids=["makes", "removes"]
+)
+def test_one_that_another_thread_makes_while_they_are_replaced_is_not_lost(replace, monkeypatch):
+    layer, made = nn.ReLU(), []
+    other = Noted(layer)
+    thread = threading.Thread(target=lambda: made.append(Noted(layer)))
+
+    def meanwhile():
+        if thread.ident is None:
+            thread.start()
+            thread.join(timeout=0.2)  # it waits until they are replaced
+
+    monkeypatch.setattr(hooks, "_watches", (*hooks._watches, meanwhile))
+    kept = replace(layer, other)
+    thread.join()
+    layer(torch.ones(1))
+    other.remove()
+    assert [len(watch.calls) for watch in (*made, kept) if watch] == [2] * (2 if kept else 1)
 
 
 def test_one_that_a_finalizer_removes_while_another_comes_is_told_nothing_more(monkeypatch):
