@@ -19,7 +19,7 @@ from tests.support.privacy_checks import (
     true_noise_multiplier,
 )
 
-from spectral_dp.mechanism.clipping import ROUNDING_GUARD, NonFiniteWarning
+from spectral_dp.mechanism.clipping import ROUNDING_GUARD, Clipped, NonFiniteWarning
 from spectral_dp.mechanism.filters import (
     AdaptiveFilter,
     AnnealedFilter,
@@ -29,7 +29,7 @@ from spectral_dp.mechanism.filters import (
     ShapedFilter,
 )
 from spectral_dp.mechanism.noise import SeededNoise
-from spectral_dp.mechanism.perturbation import perturb, perturb_sum
+from spectral_dp.mechanism.perturbation import add_noise, perturb, perturb_sum
 from spectral_dp.mechanism.transforms import get_transform
 from spectral_dp.relations import Relation
 
@@ -347,6 +347,13 @@ class TestFrontDoor:
     def test_bad_noise_multiplier(self, bad):
         with pytest.raises(ValueError, match="noise_multiplier must be finite"):
             perturb(torch.zeros(8), sensitivity=1.0, noise_multiplier=bad)
+
+    @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+    @pytest.mark.parametrize("sigma", [0.0, 1.0])
+    def test_noise_on_numbers_that_are_not_real_is_refused(self, dtype, sigma):
+        """The imaginary part would be released as it is, or with the other half of the noise only."""
+        with pytest.raises(TypeError, match=r"view_as_real\(x\) or x\.float\(\)"):
+            add_noise(Clipped(torch.zeros(3, dtype=dtype), max_norm=1.0), sigma, seeded())
 
     def test_other_bad_input_is_explained(self):
         kwargs = {"sensitivity": 1.0, "noise_multiplier": 1.0}

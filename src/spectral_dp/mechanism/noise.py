@@ -12,21 +12,21 @@ following differences remain in floating point:
 
 - Box-Muller on 64-bit uniform numbers cannot produce values beyond ``sqrt(2 * 64 * ln 2) ~ 9.42`` standard deviations.
   Each value would be beyond with probability 5e-21, which is far below any δ in use. The angle of a pair of values has
-  32 bits, so a value near zero is a multiple of about 1e-9, and never zero.
+  64 bits, too. In float64, the uniform numbers of radius and angle have steps of at most 3e-16.
 - The bits are pseudorandom. The blocks of AES under one key differ, which random blocks need not: after ``n`` values
   under one key, this shows with probability below ``n² / 2^131``. A key makes the values of one draw and is forgotten.
-- The set of floats that ``value + noise`` can reach depends slightly on ``value``. An adversary who sees all low-order
-  bits of a *single, exactly known* query can exploit this (Mironov 2012). Rounding a float64 normal to float32, summing
-  over records and applying the inverse transform make it harder, but none of them is a proof against it. If your
-  adversary model includes this attack, use a discrete mechanism.
-- The time of sampling depends on the number of values, never on the values.
+- The set of floats that ``value + noise`` can reach depends on ``value``. An adversary who sees all low-order bits of
+  an *exactly known* query can exploit this (Mironov 2012). Rounding a float64 normal to float32, summing over records
+  and applying the inverse transform make it harder, but none of them is a proof against it. If your adversary model
+  includes this attack, use a discrete mechanism.
+- Sampling rejects nothing, and no branch of this file depends on a random bit. What single instructions of the
+  processor take is not in our hands.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 _BLOCK = 1 << 16  # values made at a time: few enough to stay in the cache, enough to hide the price of the calls
-_ZEROS = bytes(6 * _BLOCK)  # encrypted, they are the key stream
+_ZEROS = bytes(8 * _BLOCK)  # encrypted, they are the key stream
 _SMALL = 1 << 14  # a request for more values than this is worth a draw of its own
 
 # NumPy has logarithm and tangent of float64 in vector instructions of 512 bits (two to four times faster than torch's),
@@ -86,9 +86,8 @@ class SecureNoise(NoiseSource):
         self._forget()
 
     def _forget(self) -> None:
-        self._reserve = torch.empty(0, dtype=torch.float64)
-        self._one_at_a_time = threading.Lock()  # new in a forked process: the old one may be held for ever
-        self._pid = os.getpid()
+        self._reserves: list[Tensor] = []  # of float64; as many as there were threads that drew at once
+        self._pid = os.getpid()  # last: a thread that finds its own process here finds reserves of its own process, too
 
     def normal(
         self,
@@ -100,15 +99,21 @@ class SecureNoise(NoiseSource):
         """Returns new standard normal values of this shape, dtype and device."""
         if os.getpid() != self._pid:
             self._forget()
+        if not dtype.is_floating_point:
+            raise TypeError(f"noise is real and has fractions, so it has no values of {dtype}: use a float dtype")
         count = math.prod(shape)
         out = _draw(count, dtype) if count > _SMALL else self._take(count).to(dtype, copy=True)
         return out.view(tuple(shape)).to(device)
 
     def _take(self, count: int) -> Tensor:
-        with self._one_at_a_time:
-            if count > len(self._reserve):  # most parameters are small, so one draw serves many of them
-                self._reserve = _draw(_BLOCK, torch.float64)
-            taken, self._reserve = self._reserve[:count], self._reserve[count:]
+        try:
+            reserve = self._reserves.pop()  # in one instruction, so that no two threads have the same one
+        except IndexError:
+            reserve = _NONE
+        if count > len(reserve):  # most parameters are small, so one draw serves many of them
+            reserve = _draw(_BLOCK, torch.float64)
+        taken, rest = reserve.split([count, len(reserve) - count])
+        self._reserves.append(rest)
         return taken
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,16 +184,16 @@ def _fill(blocks: Sequence[Tensor]) -> None:
     """Fills tensors of at most ``_BLOCK`` elements, the first of them the largest, under a key of their own."""
     pairs = (len(blocks[0]) + 1) // 2
     stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
-    random_bytes = torch.empty(12 * pairs, dtype=torch.uint8, device="cpu")
+    bits = torch.empty(2, pairs, dtype=torch.int64, device="cpu")
     buffers = [torch.empty(pairs, dtype=torch.float64, device="cpu") for _ in range(3)]
-    zeros, key_stream = memoryview(_ZEROS)[: 12 * pairs], random_bytes.numpy().data
+    zeros, key_stream = memoryview(_ZEROS)[: 16 * pairs], bits.numpy().data.cast("B")
     for out in blocks:
         if stream.update_into(zeros, key_stream) != len(zeros):
             raise RuntimeError("the cipher made fewer random bytes than it was asked for")
-        _box_muller(random_bytes, buffers, out)
+        _box_muller(bits, buffers, out)
 
 
-def _box_muller(random_bytes: Tensor, buffers: Sequence[Tensor], out: Tensor) -> None:
+def _box_muller(bits: Tensor, buffers: Sequence[Tensor], out: Tensor) -> None:
     """Fills ``out`` with standard normal values.
 
         r = sqrt(-2 ln u)    (x, y) = (r sin 2φ, r cos 2φ)    sin 2φ = 2 t / (1 + t²)    cos 2φ = 2 / (1 + t²) - 1
@@ -196,19 +201,20 @@ def _box_muller(random_bytes: Tensor, buffers: Sequence[Tensor], out: Tensor) ->
     where u is uniform in (0, 1) and φ in (-π/2, π/2), t = tan φ: one tangent instead of a sine and a cosine.
 
     Args:
-        random_bytes: 12 bytes for each pair of values: 8 for the radius, 4 for the angle.
+        bits: Uniform int64, ``(2, pairs)``: those of the radius and those of the angle of each pair of values.
         buffers: Three tensors of float64 with an element for each pair, which are overwritten.
         out: Tensor to fill, with at most as many elements as there are pairs of values.
     """
     r, t, q = buffers
-    pairs = len(r)
     # Integers k become u = |k + 1/2| / 2^63, between 2^-64 and 1 - 2^-52: no radius is infinite, and none is zero.
-    r.copy_(random_bytes[: 8 * pairs].view(torch.int64))
+    r.copy_(bits[0])
     torch.add(_RADIUS_OFFSET, r, alpha=2.0**-63 * (1 - 2.0**-52), out=r).abs_()
     _apply("log", r)
     np.sqrt(r.mul_(-8).numpy(), out=r.numpy())  # 2 r
-    t.copy_(random_bytes[8 * pairs :].view(torch.int32))
-    torch.add(_ANGLE_OFFSET, t, alpha=math.pi * 2.0**-32, out=t)
+    # Fewer bits would put a pair on rays from the true value, which an adversary can look for: 32 of them show in the
+    # 12th digit of a pair, and in float32 where one value of it is small.
+    t.copy_(bits[1])
+    torch.add(_ANGLE_OFFSET, t, alpha=math.pi * 2.0**-64, out=t)
     _apply("tan", t)
     torch.addcmul(_ONE, t, t, out=q).reciprocal_().mul_(r)  # 2 r / (1 + t²)
     first = len(out) // 2
@@ -224,5 +230,6 @@ def _apply(name: str, x: Tensor) -> None:
 
 # Half a step of the integers above, so that none of them is zero. Tensors of no dimension: one pass over memory each.
 _RADIUS_OFFSET = torch.tensor(2.0**-64, dtype=torch.float64, device="cpu")
-_ANGLE_OFFSET = torch.tensor(math.pi * 2.0**-33, dtype=torch.float64, device="cpu")
+_ANGLE_OFFSET = torch.tensor(math.pi * 2.0**-65, dtype=torch.float64, device="cpu")
 _ONE = torch.tensor(1.0, dtype=torch.float64, device="cpu")
+_NONE = torch.empty(0, dtype=torch.float64, device="cpu")

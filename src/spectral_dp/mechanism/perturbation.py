@@ -149,10 +149,13 @@ def add_noise(
 
     Raises:
         ValueError: If the noise multiplier is negative or not finite, or the sensitivity is infinite.
+        TypeError: If the value is complex: noise on its real part alone would leave the imaginary one as it is.
     """
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be finite and not negative, got {noise_multiplier}")
     value = clipped.value
+    if not value.is_floating_point():
+        raise TypeError(f"noise is for real numbers, got {value.dtype}: use torch.view_as_real(x) or x.float()")
     if noise_multiplier == 0:
         warnings.warn("noise_multiplier is 0: the release is not private", RuntimeWarning, stacklevel=3)
         return value
