@@ -20,6 +20,7 @@ SOURCE = Path(spectral_dp.__file__).parent
 ROOMS = [
     "_version",
     "errors",
+    "_processes",
     "relations",
     "files",
     "import_paths",

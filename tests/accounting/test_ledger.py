@@ -4,7 +4,6 @@ import copy
 import hashlib
 import json
 import math
-import os
 import pickle
 import struct
 import time
@@ -225,12 +224,13 @@ class TestIdentity:
         assert twin.head != ledger.head
         assert not twin.continues(ledger)
 
-    def test_a_forked_process_writes_as_itself(self, monkeypatch):
+    @pytest.mark.parametrize(("sign", "of_child"), [("os.getpid", lambda: -1), ("spectral_dp._processes._forks", -1)])
+    def test_a_forked_process_writes_as_itself(self, monkeypatch, sign, of_child):
         ledger = ledger_of((1.1, 0.01, 5))
         child = copy.deepcopy(ledger)
         child._writer = ledger._writer  # as fork leaves it: memory, and all in it, is the parent's
         ledger.record(1.1, 0.01)
-        monkeypatch.setattr(os, "getpid", lambda: -1)
+        monkeypatch.setattr(sign, of_child)
         child.record(1.1, 0.01)
         assert child.phases == ledger.phases
         assert child != ledger

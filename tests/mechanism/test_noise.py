@@ -87,14 +87,16 @@ def check_forks_draw_other_noise(source):
         assert not torch.isin(torch.cat(source._reserves), drawn).any()
 
 
-def test_a_forked_process_draws_other_noise():
+@pytest.mark.parametrize("number", [os.getpid, lambda: 1])  # in a container of its own, a child has its parent's
+def test_a_forked_process_draws_other_noise(monkeypatch, number):
     """A child that hands out what the parent drew, or draws under a key of the parent, would repeat its noise."""
+    monkeypatch.setattr(os, "getpid", number)
     check_forks_draw_other_noise(SecureNoise())
 
 
 def test_control_a_source_that_does_not_look_for_a_fork_is_caught(monkeypatch):
     source = SecureNoise()
-    monkeypatch.setattr(noise_module.os, "getpid", lambda: source._pid)
+    monkeypatch.setattr(noise_module, "this_process", lambda: source._process)
     with pytest.raises(AssertionError):
         check_forks_draw_other_noise(source)
 
@@ -212,9 +214,7 @@ def random_integers(n):
     return np.frombuffer(os.urandom(16 * n), np.int64).copy().reshape(2, n)
 
 
-#: How far values may be from those of the textbook, from the same bits. A radius r near zero is exact to 1e-16 / r, so
-#: this is for fixed bits, of which none has a radius as small as that.
-EXACT = 1e-12
+EXACT = 1e-12  # how far values may be from those of the textbook, for fixed bits: a radius r is exact to 1e-16 / r
 
 
 def box_muller(radius, angle):
@@ -241,8 +241,7 @@ def test_no_integer_gives_an_infinite_value(pairs):
 def check_law_of_pairs(x, y):
     """A radius and a uniform angle, independent of each other: a wrong one could leave each value normal by itself.
 
-    Their later bits are looked at, too. With an angle of 32 bits, say, a pair lies on one of 2^32 rays from the value
-    to which it is added. Whoever guesses that value and finds the released pair on one of its rays has guessed right.
+    So could their later bits: with 32 of them, the pair added to a value lies on one of 2^32 rays, which give it away.
     """
     squared, angle = (x**2 + y**2).numpy(), torch.atan2(x, y).numpy() / (2 * math.pi) % 1
     for uniform in (np.exp(-squared / 2), angle):

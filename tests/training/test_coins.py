@@ -142,9 +142,11 @@ def test_an_engine_chooses_the_coins_whatever_the_loader_it_is_given_has(options
     assert loader.is_private is not bool(options)
 
 
+@pytest.mark.parametrize("number", [os.getpid, lambda: 1])  # in a container of its own, a child has its parent's
 @pytest.mark.parametrize(("coins", "is_shared"), [(SecureCoins(), False), (seeded(), True)])
-def test_a_forked_process_has_batches_of_its_own(coins, is_shared):
+def test_a_forked_process_has_batches_of_its_own(monkeypatch, coins, is_shared, number):
     """Two processes that went on with the same batches would not be two samples of the data."""
+    monkeypatch.setattr(os, "getpid", number)
     tosses = coins.tosses(1000, 0.5, 0, 0)
     next(tosses)
     read, write = os.pipe()

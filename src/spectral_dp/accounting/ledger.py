@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
+from spectral_dp._processes import this_process
 from spectral_dp.accounting.privacy_loss import Accountant, Phase, checked, checked_phase, spending
 from spectral_dp.relations import Relation
 
@@ -63,7 +64,7 @@ class Ledger:
 
     def sign_anew(self) -> None:
         """Gives this object a new name as a writer, which no other object has, for the releases that it will record."""
-        self._writer, self._process = os.urandom(8).hex(), os.getpid()
+        self._writer, self._process = os.urandom(8).hex(), this_process()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -83,7 +84,7 @@ class Ledger:
         identity, writer = signature
         if self.steps and identity != self.identity:
             raise ValueError(f"this ledger lists steps of run {self.identity[:8]}, so it is none of run {identity[:8]}")
-        self.identity, self._writer, self._process = _checked_hex(identity, 16), _checked_hex(writer, 8), os.getpid()
+        self.identity, self._writer, self._process = _checked_hex(identity, 16), _checked_hex(writer, 8), this_process()
 
     def record(self, noise_multiplier: float, sample_rate: float, steps: int = 1) -> None:
         """Appends ``steps`` releases with the same parameters to the ledger.
@@ -95,7 +96,7 @@ class Ledger:
             steps: Number of releases.
         """
         phase = checked_phase(noise_multiplier, sample_rate, steps)
-        if os.getpid() != self._process:
+        if this_process() != self._process:
             self.sign_anew()  # a forked process records releases of its own, too
         self._append(Entry(self._writer, phase))
 

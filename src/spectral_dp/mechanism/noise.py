@@ -37,6 +37,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from spectral_dp._processes import this_process
+
 _BLOCK = 1 << 16  # values made at a time: few enough to stay in the cache, enough to hide the price of the calls
 _ZEROS = bytes(8 * _BLOCK)  # encrypted, they are the key stream
 _SMALL = 1 << 14  # a request for more values than this is worth a draw of its own
@@ -87,7 +89,7 @@ class SecureNoise(NoiseSource):
 
     def _forget(self) -> None:
         self._reserves: list[Tensor] = []  # of float64; as many as there were threads that drew at once
-        self._pid = os.getpid()  # last: a thread that finds its own process here finds reserves of its own process, too
+        self._process = this_process()  # last: a thread that finds its own process here finds reserves of its own, too
 
     def normal(
         self,
@@ -97,7 +99,7 @@ class SecureNoise(NoiseSource):
         device: torch.device | str = "cpu",
     ) -> Tensor:
         """Returns new standard normal values of this shape, dtype and device."""
-        if os.getpid() != self._pid:
+        if this_process() != self._process:
             self._forget()
         if not dtype.is_floating_point:
             raise TypeError(f"noise is real and has fractions, so it has no values of {dtype}: use a float dtype")

@@ -23,6 +23,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
+from spectral_dp._processes import this_process
+
 _CHUNK = 1 << 17  # coins tossed at a time: few enough to stay in the cache
 
 
@@ -62,10 +64,10 @@ class SecureCoins(Coins):
 
     def tosses(self, size: int, sample_rate: float, epoch: int, first_step: int) -> Iterator[NDArray[np.intp]]:
         """Yields fresh tosses."""
-        key, process = os.urandom(32), os.getpid()
+        key, process = os.urandom(32), this_process()
         for step in itertools.count(first_step):
-            if os.getpid() != process:  # two processes with the same batches would not be two samples
-                key, process = os.urandom(32), os.getpid()
+            if this_process() != process:  # two processes with the same batches would not be two samples
+                key, process = os.urandom(32), this_process()
             yield _toss(key, size, sample_rate, epoch, step)
 
 
