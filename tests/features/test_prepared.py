@@ -50,6 +50,19 @@ def test_vectors_are_prepared_likewise():
     assert torch.equal(Prepared().module((12,))(vectors[:, 0]), vectors[:, 0])
 
 
+def test_features_are_compressed_before_they_are_normalised():
+    maps = torch.randn(3, 6, 4, 4)
+    roots = maps.sign() * maps.abs().sqrt()
+    made = Prepared(groups=2, exponent=0.5).module((6, 4, 4))(maps)
+    assert torch.allclose(made, nn.GroupNorm(2, 6, affine=False)(roots), atol=1e-5)
+    assert torch.equal(Prepared(exponent=0.5).module((6, 4, 4))(torch.zeros(1, 6, 4, 4)), torch.zeros(1, 6, 4, 4))
+
+
+def test_an_exponent_of_one_is_another_name_for_the_caches_that_were_made_without_it():
+    assert Prepared(groups=2).settings == {"groups": 2, "ratio": 0.0, "unit": False, "version": 1}
+    assert Prepared(groups=2, exponent=0.5).settings["exponent"] == 0.5
+
+
 def test_views_are_averaged():
     views = torch.randn(2, 2, 3, 4, 4)
     assert torch.allclose(Prepared().module((2, 3, 4, 4))(views), views.mean(1))
@@ -69,7 +82,9 @@ def test_maps_that_do_not_fit_are_refused(options, shape, message):
         Prepared(**options).output_shape(shape)
 
 
-@pytest.mark.parametrize("options", [{"groups": -1}, {"ratio": 1.0}, {"ratio": -0.1}])
+@pytest.mark.parametrize(
+    "options", [{"groups": -1}, {"ratio": 1.0}, {"ratio": -0.1}, {"exponent": 0.0}, {"exponent": 2.0}]
+)
 def test_settings_that_do_not_work_are_refused(options):
     with pytest.raises(FeatureError):
         Prepared(**options)

@@ -162,5 +162,5 @@ def _preparation(settings: ResolvedSettings) -> list[features.Extractor]:
     groups = settings.feature_groups if settings.feature_norm == "group" else None
     is_projected = settings.feature_rank or settings.feature_channels
     unit = settings.feature_length == "unit" and not is_projected
-    prepared = features.Prepared(groups or 0, settings.feature_ratio or 0.0, unit)
+    prepared = features.Prepared(groups or 0, settings.feature_ratio or 0.0, unit, settings.feature_exponent)
     return [] if prepared == features.Prepared() and not settings.mirror_average else [prepared]

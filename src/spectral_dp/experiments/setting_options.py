@@ -77,6 +77,9 @@ class Options:
     feature_groups: int | None = _data(
         None, "Groups of channels that are normalised by image, with --feature-norm group (default: the features')."
     )
+    feature_exponent: float = _data(
+        1.0, "Every feature x becomes sign(x) |x|^exponent before it is normalised: 0.5 takes square roots."
+    )
     feature_rank: int | None = _data(
         None, "Project features on so many principal axes of those of generated images (default: no projection)."
     )

@@ -36,6 +36,7 @@ _RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_NOT_NEGATIVE, lambda value: value >= 0, "at least 0"),
     (("text_length",), lambda value: 2 <= value <= 512, "from 2 to 512"),
     (("head_dimensions",), lambda value: 1 <= value <= 256, "from 1 to 256"),
+    (("feature_exponent",), lambda value: 0 < value <= 1, "above 0 and at most 1"),
     (("delta", "gradient_filter_gain"), lambda value: 0 < value < 1, "between 0 and 1"),
     (("seed",), lambda value: 0 <= value < 2**31, "from 0 to 2^31 - 1"),
 )
@@ -70,10 +71,10 @@ class _CheckedOptions(Options):
                 "feature_rank projects all numbers of a record, feature_channels its channels: give one"
             )
         is_last = self.feature_rank or self.feature_channels or self.feature_length == "unit"
-        if is_last and self.feature_norm in ("private", "public"):
+        if (is_last or self.feature_exponent != 1) and self.feature_norm in ("private", "public"):
             raise SettingsError(
-                f"feature_norm {self.feature_norm} would act after a projection (feature_rank, feature_channels) or "
-                "unit length, which are to come last: use feature_norm group or none"
+                f"feature_norm {self.feature_norm} is for features as they are, but a projection (feature_rank, "
+                "feature_channels), unit length or feature_exponent change them before: use feature_norm group or none"
             )
         for name, factor in self.layer_rates.items():
             if factor < 0:

@@ -1,4 +1,5 @@
-"""What a head reads of cached maps: normalised for each record, averaged over views, and only the cosines it keeps.
+"""What a head reads of cached maps: averaged over views, compressed, normalised for each record, and only the cosines
+it keeps.
 
 All of it is a fixed function of one record, so it is done once and cached like the maps themselves. A linear head that
 trains on kept cosine coefficients only is exactly the filtered layer of ``SpectralConfig(input_layouts=...)``: weights
@@ -8,7 +9,9 @@ of dropped coefficients that begin at zero stay there. But a step costs only the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +38,8 @@ class Prepared(FixedExtractor):
         ratio: Fraction of the cosine coefficients of each map to drop, the highest first; 0 keeps the maps as they are.
             Frequencies are kept whole, as by ``LowPassFilter``, so a little more may be dropped.
         unit: Whether each record is scaled to unit length at the end.
+        exponent: Every feature ``x`` becomes ``sign(x) |x|^exponent``, before it is normalised. Averaged responses are
+            small for most images and large for a few: square roots let these few not use up the clipping bound.
 
     >>> Prepared(groups=27, ratio=0.75).output_shape((243, 8, 8))
     (243, 15)
@@ -45,12 +50,20 @@ class Prepared(FixedExtractor):
     groups: int = 0
     ratio: float = 0.0
     unit: bool = False
+    exponent: float = 1.0
 
     def __post_init__(self) -> None:
         if self.groups < 0 or not 0 <= self.ratio < 1:
             raise FeatureError(
                 f"groups must be at least 0, and ratio in [0, 1): the fraction to drop, got {self.groups}, {self.ratio}"
             )
+        if not 0 < self.exponent <= 1:
+            raise FeatureError(f"the exponent must be above 0 and at most 1, got {self.exponent}: 0.5 for square roots")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The fields and the version, without an exponent of 1: caches from before there was one are still found."""
+        return {name: value for name, value in super().settings.items() if name != "exponent" or value != 1}
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Returns the shape of one view, ``(C, H, W)`` or ``(D,)``, or ``(C, M)`` if M cosines of a map are kept."""
@@ -79,7 +92,7 @@ class Prepared(FixedExtractor):
 
 
 class Preparation(nn.Module):
-    """Averages over views, normalises groups of channels, and keeps the lowest cosines of maps.
+    """Averages over views, compresses, normalises groups of channels, and keeps the lowest cosines of maps.
 
     It has no parameters, and nothing of it is in its ``state_dict``.
     """
@@ -97,6 +110,8 @@ class Preparation(nn.Module):
         x = maps.float()
         if self._has_views:
             x = x.mean(1)
+        if self.prepared.exponent != 1:
+            x = x.sign() * x.abs() ** self.prepared.exponent
         if self.prepared.groups:
             x = F.group_norm(x, self.prepared.groups)
         if self.cosines is not None:
