@@ -366,6 +366,16 @@ class TestFunctionTransforms:
         with pytest.raises(RuntimeError, match="call it on the whole batch outside of the transform"):
             check(TwoLayers(forward), rows())
 
+    def test_of_the_whole_model_are_refused_unless_it_is_frozen(self):
+        model, x = TwoLayers(lambda m, x: m.second(m.first(x))), rows()
+        expected = model(x)
+        gradients = ModelGradients(model)
+        with pytest.raises(RuntimeError, match="call it on the whole batch outside of the transform"):
+            torch.vmap(model)(x)
+        model.requires_grad_(False)
+        torch.testing.assert_close(torch.vmap(model)(x), expected)
+        gradients.remove()
+
     def test_functional_call_of_its_own_parameters(self):
         def forward(m, x):
             return m.second(torch.func.functional_call(m.first, dict(m.first.named_parameters()), (x,)).tanh())

@@ -191,4 +191,6 @@ def _place(tensor: Tensor) -> tuple[int, ...]:
     """Where the rows of a tensor are in memory: those of a part of it (``x[:, :5]``) are in the same place."""
     if isinstance(tensor, Shared) or tensor.ndim == 0 or tensor.layout is not torch.strided:
         return ()
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # within vmap: it has no place of its own
+        return ()
     return (tensor.untyped_storage().data_ptr(), tensor.stride(0), len(tensor))
