@@ -44,6 +44,17 @@ def test_a_detached_call_keeps_everything_else():
         assert plain[2:] == call[2:]
 
 
+def test_keywords_are_changed_as_arguments_are():
+    """Of a layer that was called as ``layer(input=x)``, the rows would stay as they came."""
+    x = torch.randn(6, 2, requires_grad=True) * 2
+    for args in ((), (x,)):
+        call = Call(args, {"input": x})
+        assert all(v.shape == (3, 2, 2) for v in call.with_rows(6, 3).tensors())
+        assert all(v.shape == (3, 6, 2) for v in call.wide(3).tensors())
+        assert not any(v.requires_grad for v in call.detached().tensors())
+        assert all(v.is_meta for v in call.shapes().tensors())
+
+
 def test_which_gradients_are_needed_is_told_by_identity():
     x = torch.randn(3)
     needed = OutputGradients((None,), frozenset([id(x)]))
