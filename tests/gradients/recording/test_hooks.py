@@ -69,6 +69,15 @@ def test_they_are_removed_when_asked():
     assert len(_global_forward_pre_hooks) == before
 
 
+def test_the_others_stay_when_one_is_removed():
+    layer = nn.ReLU()
+    first, second = Noted(layer), Noted(layer)
+    first.remove()
+    layer(torch.ones(1))
+    second.remove()
+    assert (len(first.calls), len(second.calls)) == (0, 2)
+
+
 def test_torch_calls_one_hook_however_many_there_are():
     """Catches hooks that pile up: each would be called for every module of every model in the process."""
     before = len(_global_forward_pre_hooks)
