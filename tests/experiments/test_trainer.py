@@ -301,14 +301,18 @@ def test_warnings_tell_nothing_of_the_batch(tmp_path, tiny):
     assert not any(character.isdigit() for warning in caught for character in str(warning.message))
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, tiny):
+def test_a_finished_run_is_not_run_again(tmp_path, tiny, monkeypatch):
+    """Nor are its data loaded again: features of a data set may take an hour."""
     first, directory = run(tmp_path, tiny())
     stamp = directory.weights.stat().st_mtime_ns
+    monkeypatch.setattr(trainer, "load_data", lambda settings: pytest.fail("data were loaded"))
     again, _ = run(tmp_path, tiny(), resume=True)
     assert again == first
     assert directory.weights.stat().st_mtime_ns == stamp
     with pytest.raises(RunDirectoryError, match="a finished run"):
         run(tmp_path, tiny())
+    with pytest.raises(RunDirectoryError, match="other settings"):
+        run(tmp_path, tiny(seed=9))
 
 
 def test_physical_batches_change_nothing(tmp_path, tiny):

@@ -83,10 +83,10 @@ def run(
         refuse_for_ranks(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    dataset = load_data(settings)
     with directory.claimed(settings, resume=resume) if is_first else nullcontext():
         if of_first(ranks, lambda: directory.is_finished, "the beginning of the run"):
             return directory.summary() if is_first else {}
+        dataset = load_data(settings)  # only now: features take long, and a directory that is taken is known at once
         with stop_requests() as is_stopped:
             trainer = Trainer(settings, directory, dataset, show, is_stopped)
             if is_first:
