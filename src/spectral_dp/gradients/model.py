@@ -268,12 +268,13 @@ class RecordedBatch:
 
     def squared_norms(self) -> Tensor:
         """Returns ``||z_b||²`` of every trained block, ``(L, B)`` in float64; zeros where it was not used."""
+        device = next((p.device for p in self._gradients.trained), None)
         with self._gradients._undisturbed():
-            rows = [
-                self._use(i).squared_norms().double() if block else torch.zeros(self.size, dtype=torch.float64)
-                for i, block in enumerate(self._blocks)
-            ]
-            return torch.stack(rows) if rows else torch.zeros(0, self.size)
+            norms = torch.zeros(len(self._blocks), self.size, dtype=torch.float64, device=device)
+            for i, block in enumerate(self._blocks):
+                if block:
+                    norms[i] = self._use(i).squared_norms()
+            return norms
 
     def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
         """Returns ``sum_b c_b z_b`` of every trained parameter, used or not.
