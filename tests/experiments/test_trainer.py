@@ -68,6 +68,16 @@ def test_the_saved_weights_are_those_that_were_evaluated(tmp_path, tiny):
     assert accuracy == summary["heldout_accuracy"]
 
 
+def test_decays_are_compared_on_records_that_are_left_out(tmp_path, tiny):
+    compared, directory = run(tmp_path, tiny(ema_decay=0.5, ema_candidates=[0.0, 0.5, 0.99], validation_size=100))
+    found = compared["accuracy_by_ema_decay"]
+    assert list(found) == ["0", "0.5", "0.99"]
+    assert found["0.5"] == compared["heldout_accuracy"] == directory.metrics()[-1]["accuracy_by_ema_decay"]["0.5"]
+    alone, _ = run(tmp_path, tiny(ema_decay=0.99, validation_size=100), "alone")
+    assert found["0.99"] == alone["heldout_accuracy"]
+    assert alone["accuracy_by_ema_decay"] == {}
+
+
 def test_training_learns_and_much_noise_prevents_it(tmp_path, tiny):
     """The second half is the control: without it, a run that ignores the noise would pass."""
     common = {"train_size": None, "test_size": None, "epochs": 5, "learning_rate": 2.0}
@@ -115,7 +125,8 @@ def test_opacus_noise_does_not_come_from_the_seed(tmp_path, tiny, method):
 
 @pytest.mark.parametrize("method", ["spectral", "opacus", "nonprivate"])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path, tiny, method):
-    settings = tiny(method=method, epochs=3, ema_decay=0.5, schedule="cosine", momentum=0.9)
+    averages = {"ema_decay": 0.5, "ema_candidates": [0.9], "validation_size": 100}
+    settings = tiny(method=method, epochs=3, schedule="cosine", momentum=0.9, **averages)
     whole, uninterrupted = run(tmp_path, settings, "whole")
 
     def stop_at(step):

@@ -100,6 +100,8 @@ def _default_directory(settings: ResolvedSettings) -> Path:
 def _table(summary: dict[str, Any], directory: Path) -> Table:
     table = Table(title=f"{summary['dataset']}, {summary['model']}, {summary['method']}", show_header=False)
     table.add_row("held-out accuracy", f"{100 * summary['heldout_accuracy']:.2f} %")
+    for decay, accuracy in summary.get("accuracy_by_ema_decay", {}).items():  # runs of earlier versions have none
+        table.add_row(f"the same, --ema-decay {decay}", f"{100 * accuracy:.2f} %")
     if summary["epsilon"] is not None:
         table.add_row("epsilon spent", f"{rounded_up(summary['epsilon'])} at delta {summary['delta']:g}")
         table.add_row("noise multiplier", f"{summary['noise_multiplier']:.4f}")

@@ -138,6 +138,7 @@ def _refuse(settings: ResolvedSettings, model: nn.Module) -> None:
         )
     unavailable = {
         "ema_decay": settings.ema_decay > 0,
+        "ema_candidates": bool(settings.ema_candidates),
         "unsafe_diagnostics": settings.unsafe_diagnostics,
         "flip": settings.flip,
         "augmentation_multiplicity": settings.augmentation_multiplicity > 1,

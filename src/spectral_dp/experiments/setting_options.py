@@ -209,6 +209,11 @@ class Options:
     ema_decay: float = _training(
         0.0, "Decay of an exponential moving average of the weights, which is then the result; 0 for none."
     )
+    ema_candidates: list[float] = _training(
+        [],
+        "Another decay to compare with --ema-decay, 0 for the last weights, on records that --validation-size leaves "
+        "out. May be repeated.",
+    )
 
     seed: int = _execution(0, "Seed of initialisation and augmentation.")
     reproducible: bool = _execution(False, "Draw noise and batches from the seed, too. The run is then NOT private.")

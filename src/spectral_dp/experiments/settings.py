@@ -76,6 +76,13 @@ class _CheckedOptions(Options):
                 f"feature_norm {self.feature_norm} is for features as they are, but a projection (feature_rank, "
                 "feature_channels), unit length or feature_exponent change them before: use feature_norm group or none"
             )
+        if any(not 0 <= decay < 1 for decay in self.ema_candidates):
+            raise SettingsError(f"ema_candidates must be in [0, 1), got {self.ema_candidates}")
+        if self.ema_candidates and not self.validation_size:
+            raise SettingsError(
+                "ema_candidates are compared on records that are left out of training, not on the test set: give "
+                "validation_size"
+            )
         for name, factor in self.layer_rates.items():
             if factor < 0:
                 raise SettingsError(f"layer_rates: the factor of {name} must be at least 0, got {factor}")

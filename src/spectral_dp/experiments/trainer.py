@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from spectral_dp.data import random_views
 from spectral_dp.errors import SpectralDPError
@@ -37,6 +36,7 @@ from spectral_dp.experiments.settings import ResolvedSettings
 from spectral_dp.experiments.several_processes import refuse_for_ranks
 from spectral_dp.experiments.signals import handled_by
 from spectral_dp.experiments.statement import privacy_statement, provenance, write_statement
+from spectral_dp.experiments.weight_averages import WeightAverages
 from spectral_dp.features import FeatureDataset
 from spectral_dp.files import whole_file, write_json
 from spectral_dp.training.distributed.ranks import current_ranks, of_first
@@ -128,8 +128,7 @@ class Trainer:
         self.steps = settings.epochs * self.method.steps_per_epoch
         self.step = 0
         self._has_stepped = False  # in this process; only then is the size of every spectrum known
-        averaging = get_ema_multi_avg_fn(settings.ema_decay)
-        self._averaged = AveragedModel(self.model, multi_avg_fn=averaging) if settings.ema_decay else None
+        self._averages = WeightAverages(self.model, settings)
         self._seconds = self._step_seconds = 0.0  # in all, and of training steps alone; with earlier processes
         self._made_by = provenance()  # now: the code may have changed by the end of a long run
         self._augmentation: torch.Generator | None = None
@@ -183,8 +182,7 @@ class Trainer:
             self.step += 1
             self._has_stepped = True
             self._augmentation = None
-            if self._averaged is not None:
-                self._averaged.update_parameters(self.model)
+            self._averages.update()
             self._step_seconds += time.perf_counter() - began
             if (asked := time.perf_counter()) >= self._next_accounting:
                 self._epsilon = self.method.epsilon()
@@ -232,7 +230,11 @@ class Trainer:
         self._epsilon = self.method.epsilon()
         rows = PRETRAINED_ROWS if is_fine_tuned(self.settings) else 1000
         with settled(self.method.optimizer):
-            loss, self._accuracy = evaluate(self._result(), self.dataset, self.settings.device, rows)
+            loss, self._accuracy = evaluate(self._averages.result, self.dataset, self.settings.device, rows)
+            compared = {
+                f"{decay:g}": evaluate(model, self.dataset, self.settings.device, rows)[1]
+                for decay, model in self._averages.candidates()
+            }
         row: dict[str, Any] = {
             "epoch": self.method.epoch,
             "step": self.step,
@@ -243,6 +245,8 @@ class Trainer:
             "learning_rate": self.method.learning_rate,
             "seconds": round(self.seconds, 3),
         }
+        if compared:
+            row["accuracy_by_ema_decay"] = compared
         if self.settings.unsafe_diagnostics:
             row["unsafe"] = self._unsafe()
         self.directory.add_metrics(row)
@@ -263,15 +267,10 @@ class Trainer:
         self._losses = []
         return found | (self.method.diagnostics.take() if self.method.diagnostics is not None else {})
 
-    def _result(self) -> nn.Module:
-        """The model that the run is for."""
-        return self._averaged.module if self._averaged is not None else self.model
-
     def _save(self) -> None:
         extra: dict[str, Any] = {"step": self.step, "seconds": self.seconds, "step_seconds": self._step_seconds}
-        extra["processes"] = self._processes
-        average = {} if self._averaged is None else {"average": self._averaged.state_dict()}
-        self.method.save(self.directory.checkpoint, extra | average)
+        extra |= {"processes": self._processes, "averages": self._averages.state_dict()}
+        self.method.save(self.directory.checkpoint, extra)
         self._saved = time.perf_counter()
 
     def _resume(self) -> None:
@@ -284,8 +283,8 @@ class Trainer:
         self._seconds, self._step_seconds = float(extra["seconds"]), float(extra["step_seconds"])
         before = extra.get("processes", [])  # no list in checkpoints of earlier versions
         self._processes = before if before[-1:] == self._processes else [*before, *self._processes]
-        if self._averaged is not None:
-            self._averaged.load_state_dict(extra["average"])
+        averages = extra.get("averages") or {f"{self.settings.ema_decay:g}": extra.get("average")}  # earlier versions
+        self._averages.load_state_dict(averages)
         rows = self._checked_metrics(self.step)
         self._accuracy = rows[-1]["heldout_accuracy"] if rows else None
         self._epsilon = self.method.epsilon()
@@ -312,7 +311,7 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         statement = privacy_statement(self.settings, self.method, self._made_by, self._processes)
         write_statement(statement, self.directory.path)
-        result = self._result()
+        result = self._averages.result
         own = getattr(result, "_module", result)  # its names are those of the user's model, not of Opacus' wrapper
         with settled(self.method.optimizer):
             weights = {name: value.cpu().clone() for name, value in own.state_dict().items()}  # ties undone
@@ -325,6 +324,7 @@ class Trainer:
             **{name: statement[name] for name in ("private", "warnings", "made_by")},
             "heldout_accuracy": rows[-1]["heldout_accuracy"],
             "best_heldout_accuracy": max(row["heldout_accuracy"] for row in rows),
+            "accuracy_by_ema_decay": rows[-1].get("accuracy_by_ema_decay", {}),
             "delta": self.settings.delta if self.settings.is_private else None,
             "steps": self.step,
             "parameters": sum(p.numel() for p in self.model.parameters()),
