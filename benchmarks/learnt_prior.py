@@ -1,8 +1,12 @@
 """A learnt prior: a small convolutional network that tells generated images apart, and never saw another image.
 
     python benchmarks/learnt_prior.py [--steps 2000] [--out learnt.safetensors]
-    PYTHONPATH=benchmarks spectral-dp train --dataset cifar10 --features learnt_prior:front_end
+    PYTHONPATH=benchmarks spectral-dp train --dataset cifar10 --features learnt_prior:front_end \\
         --feature-option weights=learnt.safetensors --model linear --feature-rank 2000 ...
+    LEARNT_PRIOR=learnt.safetensors PYTHONPATH=benchmarks spectral-dp train --model learnt_prior:network ...
+
+The first trains a network on generated images, the second a private head on its frozen features, the third fine-tunes
+all of it privately.
 
 It is trained by contrast (InfoNCE, as in SimCLR): of the dead leaves in a batch, two views of the same scene are to
 have alike vectors, and views of other scenes other ones. A view is a crop at another scale, mirrored or not, with other
@@ -15,6 +19,7 @@ so the library ships no weights.
 import argparse
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +102,27 @@ class LearntFeatures(FixedExtractor):
 def front_end(images: object, *, weights: str) -> LearntFeatures:
     """Returns the extractor, for ``--features learnt_prior:front_end``."""
     return LearntFeatures(str(Path(weights).resolve()))
+
+
+class FineTuned(nn.Module):
+    """The network with a linear head that begins at zero; its images are standardised, as those of a data set are."""
+
+    def __init__(self, network: LearntPrior, classes: int) -> None:
+        super().__init__()
+        self.network, self.head = network, nn.Linear(WIDTHS[-1] * 4, classes)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns the scores. The mean and scale of the pixels hardly matter: the first convolution is normalised."""
+        x = images / 2
+        for layer in self.network.layers:
+            x = layer(x)
+        return self.head(F.adaptive_avg_pool2d(x, 2).flatten(1))
+
+
+def network(*, input_shape: tuple[int, ...], classes: int) -> FineTuned:
+    """Returns the network to fine-tune, for ``--model learnt_prior:network``."""
+    return FineTuned(LearntFeatures(os.environ["LEARNT_PRIOR"]).module(input_shape).train(), classes)
 
 
 def views(scenes: Tensor, generator: torch.Generator) -> Tensor:
