@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from spectral_dp.experiments.network import build_network
 from spectral_dp.experiments.settings import SettingsError
@@ -30,6 +31,32 @@ def test_the_model_is_what_the_settings_say(tiny):
     assert list(blocks.values()) == [8, 8, 2]
     assert any(isinstance(m, torch.nn.ReLU) for m in model.modules())
     assert model(torch.zeros(3, *SHAPE)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("options", [{"model": "lenet5"}, {"model": "model1", "block_size": 8}])
+def test_the_last_layer_may_begin_at_zero(tiny, options):
+    """The layers before it are those of the same seed, and it learns: its input is not zero."""
+    plain, zero = (build_network(tiny(zero_last_layer=zero, **options), (1, 28, 28), 10) for zero in (False, True))
+    *before, _, _ = dict(plain.named_parameters())
+    assert all(torch.equal(plain.get_parameter(name), zero.get_parameter(name)) for name in before)
+    assert plain(torch.rand(2, 1, 28, 28)).any()
+    scores = zero(torch.rand(2, 1, 28, 28))
+    assert not scores.any()
+    scores[:, 0].sum().backward()
+    assert all(parameter.grad.any() for parameter in list(zero.parameters())[-2:])
+
+
+def crooked(input_shape, classes):
+    """A model that does not end with the last of its dense layers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), nn.Softplus())
+
+
+def test_a_last_layer_that_is_not_the_output_is_refused(tiny):
+    settings = tiny(model=f"{__name__}:crooked", zero_last_layer=True)
+    with pytest.raises(SettingsError, match="does not end with the last of its dense layers"):
+        build_network(settings, SHAPE, 10)
+    with pytest.raises(SettingsError, match="not for resnet18: leave out"):
+        build_network(tiny(dataset="cifar10", model="resnet18", zero_last_layer=True), (3, 32, 32), 10)
 
 
 def test_a_device_that_is_not_there_is_named(tiny):

@@ -8,10 +8,15 @@ from torch import nn
 from spectral_dp import models
 from spectral_dp.experiments.fine_tuning import is_fine_tuned, tuned_network
 from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, SettingsError
+from spectral_dp.layers import BlockCirculantLinear
 
 
 def build_network(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Returns the network of a run on its device, with fresh weights by its seed where they are not pretrained."""
+    if is_fine_tuned(settings) and settings.zero_last_layer:
+        raise SettingsError(
+            f"zero_last_layer is for networks that begin at random, not for {settings.model}: leave out"
+        )
     torch.manual_seed(settings.seed)
     model = tuned_network(settings, classes) if is_fine_tuned(settings) else _fresh(settings, input_shape, classes)
     try:
@@ -38,4 +43,17 @@ def _fresh(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: in
                 f"feature_scale is for a linear head on features, not for {settings.model}: leave it out"
             )
         model.feature_scale = settings.feature_scale
+    if settings.zero_last_layer:
+        _start_at_zero(model, settings.model, input_shape)
     return model
+
+
+def _start_at_zero(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
+    """Lets the last dense layer begin at zero: the first steps are not spent on undoing random scores."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | BlockCirculantLinear)]
+    with torch.no_grad():
+        for parameter in layers[-1].parameters() if layers else ():
+            parameter.zero_()
+        is_output = not model(torch.ones(2, *input_shape)).any()
+    if not is_output:
+        raise SettingsError(f"zero_last_layer: {name} does not end with the last of its dense layers: leave it out")

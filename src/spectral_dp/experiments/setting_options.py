@@ -130,6 +130,7 @@ class Options:
     )
     dense_layers: list[str] = _model([], "Name of a layer to leave dense, with --block-size. May be repeated.")
     last_block_size: int = _model(10, "Block size of the last dense layer, with --block-size.")
+    zero_last_layer: bool = _model(False, "Let the weights of the last dense layer begin at zero, not at random.")
     head_dimensions: int = _model(
         256, "Dimensions that features are projected to, if they have more, with --method least-squares."
     )
