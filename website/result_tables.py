@@ -122,7 +122,22 @@ def priors_table() -> str:
     return "\n".join(lines)
 
 
+def ablation_table() -> str:
+    """What each part of the features from no data is worth: the paired difference from leaving everything as it is."""
+    panels = read_results("priors-ablation-cpu")["panels"]
+    unchanged = accuracies(panels[0]["cells"][0])
+    lines = ["| what is changed | test accuracy % | difference (95 %) |", "|---|---|---|"]
+    lines.append(f"| nothing: {panels[0]['cells'][0]['row']} | {_mean(unchanged)} | |")
+    for cell in (cell for panel in panels[1:] for cell in panel["cells"] if cell["runs"]):
+        changed = accuracies(cell)
+        seeds = sorted(changed.keys() & unchanged.keys())
+        difference = paired_difference([changed[seed] for seed in seeds], [unchanged[seed] for seed in seeds])
+        lines.append(f"| {cell['row']} | {_mean(changed)} | {difference} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "ablation": ablation_table,
     "accuracy": accuracy_table,
     "cost": cost_table,
     "opacus": opacus_table,

@@ -100,6 +100,9 @@ class TestReport:
         assert r"| DP-SGD | ε \| 2 | not run | not printed |  |  | 0 of 2 | the paper's, reduced |" in text
         assert not list((tmp_path / "out").glob("*.png"))
 
+    def test_what_is_not_in_the_paper_is_not_said_to_be(self, recipe, report):
+        assert report(replace(recipe, source="")).startswith("# Tiny, smoke scale\n\n    the command\n")
+
     def test_what_does_not_apply_is_left_out(self, report):
         assert r"| Spectral-DP | ε \| 1 |" not in report()
 

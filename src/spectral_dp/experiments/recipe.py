@@ -3,7 +3,7 @@
 A recipe has panels, a panel a grid of rows and columns, and every cell of a grid is a training run::
 
     title = "Best results"             # of the report
-    source = "Table 2"                 # in the paper
+    source = "Table 2"                 # in the paper; left out if it has none
     notes = "..."                      # what differs from the paper
     figure = "table"                   # or "epochs", "epsilon": curves, one for each row, a picture for each column
     rows = [{label = "DP-SGD", set = {method = "dpsgd"}}]
@@ -221,7 +221,7 @@ class _Reader:
 
     def __init__(self, path: Path, scale: str) -> None:
         grid: dict[str, Any] = {"rows": [], "columns": [], "paper": [], "cells": []}
-        told = {"title": str, "source": str, "notes": "", "figure": "table"}
+        told = {"title": str, "source": "", "notes": "", "figure": "table"}
         self._top = _Table(read_file(path), str(path), **told, **grid, set={}, scales=dict, panels=list)
         self._name, self._scale = path.stem, scale
         if scale not in self._top["scales"]:

@@ -98,7 +98,8 @@ def _as_markdown(recipe: Recipe, panels: Sequence[Results], pictures: Sequence[M
     # by run: one that stands in several cells was made once
     seconds = {run.name: run.figure("seconds") for run in _runs(panels)}
     finished = f"{len(seconds)} of {len(recipe.grid().runs())} runs finished"
-    lines = [f"# {recipe.title}: {recipe.source} of the paper, {recipe.scale} scale", "", f"    {command}", ""]
+    source = f": {recipe.source} of the paper" if recipe.source else ""
+    lines = [f"# {recipe.title}{source}, {recipe.scale} scale", "", f"    {command}", ""]
     lines += [f"- made by {', '.join(f'{k} {v}' for k, v in made.items())}" for made in _made_by(panels)]
     lines += [f"- {finished}; they took {duration(sum(seconds.values()))}"]
     lines += ["", _READING, "", f"**Of every run: {SEEDED}.** Also, {HELD_OUT}.", "", recipe.notes, ""]
