@@ -247,7 +247,15 @@ class TestWhatIsTrained:
         assert batch.squared_norms().shape == (6, 0)
         assert all(float(v.abs().sum()) == 0 for v in batch.clipped_sums(torch.ones(0)).values())
 
-    @pytest.mark.parametrize("spectral", [{}, {"layer": LayerConfig(LowPassFilter(0.75))}], ids=["plain", "filtered"])
+    @pytest.mark.parametrize(
+        "spectral",
+        [
+            {},
+            {"layer": LayerConfig(LowPassFilter(0.75))},
+            {"layer": LayerConfig(LowPassFilter(0.5), support="signal")},  # it does not know its size before
+        ],
+        ids=["plain", "filtered", "signal"],
+    )
     @pytest.mark.parametrize("views", [1, 2])
     def test_empty_batches_of_which_several_uses_would_be_added(self, views, spectral):
         """Poisson batches may be empty: the run would end there, which also tells that nobody was drawn."""

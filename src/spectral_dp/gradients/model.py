@@ -257,8 +257,8 @@ class RecordedBatch:
             for block, _ in gradients.trained_blocks
         ]
         self.size = self._common_size(uses_of_blocks)
-        with gradients._undisturbed():  # an empty batch has no gradients to add, and some rules could not form them
-            self._blocks = [merged(block) if self.size else [] for block in uses_of_blocks]
+        with gradients._undisturbed():
+            self._blocks = [merged(block) if self.size else block for block in uses_of_blocks]
         self._added: dict[int, Formed] = {}
 
     @property
@@ -272,7 +272,7 @@ class RecordedBatch:
         with self._gradients._undisturbed():
             norms = torch.zeros(len(self._blocks), self.size, dtype=torch.float64, device=device)
             for i, block in enumerate(self._blocks):
-                if block:
+                if block and self.size:
                     norms[i] = self._use(i).squared_norms()
             return norms
 
@@ -291,7 +291,9 @@ class RecordedBatch:
         all_count = bool(counts.all())
         with gradients._undisturbed():
             for i, block in enumerate(self._blocks):
-                if block:
+                if not self.size:  # nothing to add up; but rules learn from their uses how large their spectrum is
+                    sums |= {p: z for use in block for p, z in use.clipped_sums(c.new_zeros(0)).items()}
+                elif block:
                     row, count = (t if t.ndim == 1 else t[i] for t in (c, counts))
                     sums |= _clipped_sums(self._use(i), row, None if all_count else count.nonzero().flatten())
                     self._added.pop(i, None)
