@@ -47,15 +47,44 @@ def test_the_last_layer_may_begin_at_zero(tiny, options):
 
 
 def crooked(input_shape, classes):
-    """A model that does not end with the last of its dense layers."""
+    """A model that does not end with a dense layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), nn.Softplus())
 
 
-def test_a_last_layer_that_is_not_the_output_is_refused(tiny):
-    settings = tiny(model=f"{__name__}:crooked", zero_last_layer=True)
-    with pytest.raises(SettingsError, match="does not end with the last of its dense layers"):
+class Tied(nn.Sequential):
+    """A model whose hidden layer has the weights of the last one: both would be zero, and nothing would be learnt."""
+
+    def __init__(self, input_shape, classes):
+        square = nn.Linear(64, 64, bias=False)
+        super().__init__(nn.Flatten(), square, nn.Tanh(), square)
+
+
+class OutOfOrder(nn.Module):
+    """A model whose output layer was made before its hidden layer."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.out, self.hidden = nn.Linear(16, classes, bias=False), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.hidden(x.flatten(1))))
+
+
+@pytest.mark.parametrize("model", ["crooked", "Tied"])
+def test_a_model_without_an_output_layer_of_its_own_is_refused(tiny, model):
+    settings = tiny(model=f"{__name__}:{model}", zero_last_layer=True)
+    with pytest.raises(SettingsError, match="does not end with a dense layer of its own"):
         build_network(settings, SHAPE, 10)
-    with pytest.raises(SettingsError, match="not for resnet18: leave out"):
+
+
+def test_the_last_layer_is_the_one_that_is_used_last(tiny):
+    model = build_network(tiny(model=f"{__name__}:OutOfOrder", zero_last_layer=True), SHAPE, 10)
+    assert model.hidden.weight.any()
+    assert not model.out.weight.any()
+
+
+def test_a_pretrained_network_does_not_begin_at_zero(tiny):
+    with pytest.raises(SettingsError, match="not for resnet18: leave it out"):
         build_network(tiny(dataset="cifar10", model="resnet18", zero_last_layer=True), (3, 32, 32), 10)
 
 

@@ -71,7 +71,7 @@ def test_the_saved_weights_are_those_that_were_evaluated(tmp_path, tiny):
 def test_decays_are_compared_on_records_that_are_left_out(tmp_path, tiny):
     compared, directory = run(tmp_path, tiny(ema_decay=0.5, ema_candidates=[0.0, 0.5, 0.99], validation_size=100))
     found = compared["accuracy_by_ema_decay"]
-    assert list(found) == ["0", "0.5", "0.99"]
+    assert list(found) == ["0.0", "0.5", "0.99"]
     assert found["0.5"] == compared["heldout_accuracy"] == directory.metrics()[-1]["accuracy_by_ema_decay"]["0.5"]
     alone, _ = run(tmp_path, tiny(ema_decay=0.99, validation_size=100), "alone")
     assert found["0.99"] == alone["heldout_accuracy"]

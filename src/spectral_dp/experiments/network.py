@@ -15,7 +15,7 @@ def build_network(settings: ResolvedSettings, input_shape: tuple[int, ...], clas
     """Returns the network of a run on its device, with fresh weights by its seed where they are not pretrained."""
     if is_fine_tuned(settings) and settings.zero_last_layer:
         raise SettingsError(
-            f"zero_last_layer is for networks that begin at random, not for {settings.model}: leave out"
+            f"zero_last_layer is for networks that begin at random, not for {settings.model}: leave it out"
         )
     torch.manual_seed(settings.seed)
     model = tuned_network(settings, classes) if is_fine_tuned(settings) else _fresh(settings, input_shape, classes)
@@ -49,11 +49,22 @@ def _fresh(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: in
 
 
 def _start_at_zero(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
-    """Lets the last dense layer begin at zero: the first steps are not spent on undoing random scores."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | BlockCirculantLinear)]
+    """Lets the output layer begin at zero: the first steps are not spent on undoing random scores."""
+    called: list[
+        tuple[nn.Module, bool]
+    ] = []  # dense layers in the order in which they are used; whether they see zeros
+    dense = [layer for layer in model.modules() if isinstance(layer, nn.Linear | BlockCirculantLinear)]
+    hooks = [layer.register_forward_pre_hook(lambda m, args: called.append((m, not args[0].any()))) for layer in dense]
+    was_training = model.training
     with torch.no_grad():
-        for parameter in layers[-1].parameters() if layers else ():
+        model.eval()(torch.ones(2, *input_shape))
+        last = called[-1][0] if called else None
+        for parameter in last.parameters() if last is not None else ():
             parameter.zero_()
-        is_output = not model(torch.ones(2, *input_shape)).any()
-    if not is_output:
-        raise SettingsError(f"zero_last_layer: {name} does not end with the last of its dense layers: leave it out")
+        scores = model(torch.ones(2, *input_shape))
+    model.train(was_training)
+    for hook in hooks:
+        hook.remove()
+    sees_zeros = bool(called) and called[-1][1]  # then a layer before it is the same one, or shares its weights
+    if last is None or scores.any() or sees_zeros:
+        raise SettingsError(f"zero_last_layer: {name} does not end with a dense layer of its own: leave it out")

@@ -232,7 +232,7 @@ class Trainer:
         with settled(self.method.optimizer):
             loss, self._accuracy = evaluate(self._averages.result, self.dataset, self.settings.device, rows)
             compared = {
-                f"{decay:g}": evaluate(model, self.dataset, self.settings.device, rows)[1]
+                str(decay): evaluate(model, self.dataset, self.settings.device, rows)[1]
                 for decay, model in self._averages.candidates()
             }
         row: dict[str, Any] = {
@@ -283,7 +283,7 @@ class Trainer:
         self._seconds, self._step_seconds = float(extra["seconds"]), float(extra["step_seconds"])
         before = extra.get("processes", [])  # no list in checkpoints of earlier versions
         self._processes = before if before[-1:] == self._processes else [*before, *self._processes]
-        averages = extra.get("averages") or {f"{self.settings.ema_decay:g}": extra.get("average")}  # earlier versions
+        averages = extra.get("averages") or {str(self.settings.ema_decay): extra.get("average")}  # earlier versions
         self._averages.load_state_dict(averages)
         rows = self._checked_metrics(self.step)
         self._accuracy = rows[-1]["heldout_accuracy"] if rows else None

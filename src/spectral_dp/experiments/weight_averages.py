@@ -48,12 +48,12 @@ class WeightAverages:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the averages, for a checkpoint."""
-        return {f"{decay:g}": average.state_dict() for decay, average in self._averages.items()}
+        return {str(decay): average.state_dict() for decay, average in self._averages.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the averages of a checkpoint."""
         for decay, average in self._averages.items():
-            average.load_state_dict(state[f"{decay:g}"])
+            average.load_state_dict(state[str(decay)])
 
     def _with_decay(self, decay: float) -> nn.Module:
         module: nn.Module = self._averages[decay].module if decay else self._model
