@@ -50,9 +50,7 @@ def _fresh(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: in
 
 def _start_at_zero(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
     """Lets the output layer begin at zero: the first steps are not spent on undoing random scores."""
-    called: list[
-        tuple[nn.Module, bool]
-    ] = []  # dense layers in the order in which they are used; whether they see zeros
+    called: list[tuple[nn.Module, bool]] = []  # dense layers as they are used, and whether their inputs are zeros
     dense = [layer for layer in model.modules() if isinstance(layer, nn.Linear | BlockCirculantLinear)]
     hooks = [layer.register_forward_pre_hook(lambda m, args: called.append((m, not args[0].any()))) for layer in dense]
     was_training = model.training
