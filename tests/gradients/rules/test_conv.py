@@ -48,6 +48,25 @@ class TestConvolution:
             expected = rule.transform.inverse(z * gains.kept, tuple(range(-len(kernel), 0)))
             assert relative_error(total, expected) < TOLERANCE
 
+    @pytest.mark.parametrize("uses_gram", [True, False], ids=["gram", "materialise"])
+    @pytest.mark.parametrize("filter", [IdentityFilter(), LowPassFilter(0.5)], ids=repr)
+    @pytest.mark.parametrize(
+        ("module", "shape"), [case for case in CONVOLUTIONS if isinstance(case.values[0], nn.Conv2d)]
+    )
+    def test_channels_last_changes_nothing(self, module, shape, filter, uses_gram, monkeypatch):
+        monkeypatch.setattr(KernelConvRule, "forms", lambda *_: not uses_gram)
+        monkeypatch.setattr(weighted_sums, "CHUNK_BYTES", 1)
+        x, dA, c = setting(module, *shape)
+        spectral = LayerConfig(filter)
+        gradients = sample_gradients(module, (x,), dA)
+        kept = counted = gradients["weight"]
+        if not isinstance(filter, IdentityFilter):
+            kept, counted = coordinates(gradients["weight"], tuple(module.kernel_size), spectral, "dct")
+        x, dA = (t.contiguous(memory_format=torch.channels_last) for t in (x, dA))
+        assert not x.is_contiguous()
+        rule = rule_of(module, spectral)
+        check(rule, x, dA, c, {**gradients, "weight": kept}, {**gradients, "weight": counted})
+
     @pytest.mark.parametrize("transform", ["fourier", "haar", "hadamard"])
     @pytest.mark.parametrize("uses_gram", [True, False])
     def test_other_transforms(self, transform, uses_gram, monkeypatch):

@@ -239,8 +239,19 @@ def _filtered_inputs(x: Tensor, size: torch.Size, geometry: ConvGeometry, matrix
 
 
 def _pad(x: Tensor, geometry: ConvGeometry) -> Tensor:
+    """Returns the padded input with channels before positions in memory, so that taps are copied in long runs.
+
+    Channels-last input is rearranged by the copy that pads it.
+    """
     ph, pw = geometry.padding
-    return F.pad(x, (pw, pw, ph, ph)) if ph or pw else x.contiguous()
+    if not (ph or pw):
+        return x.contiguous()
+    if x.is_contiguous():
+        return F.pad(x, (pw, pw, ph, ph))
+    height, width = x.shape[2:]
+    padded = x.new_zeros(*x.shape[:2], height + 2 * ph, width + 2 * pw)
+    padded[..., ph : ph + height, pw : pw + width] = x
+    return padded
 
 
 # ----------------------------------------------------------------------------------------------- cost rule
@@ -248,6 +259,7 @@ def _pad(x: Tensor, geometry: ConvGeometry) -> Tensor:
 # Prices in multiply-adds of a matrix product (0.02 ns each when measured: float32, two AVX2 cores, batch 256).
 TAP_PRICE = 50  # per number of the unprojected per-sample gradient: written, stacked, projected, squared
 CACHE_PRICE = 50  # per cached number of z_b: first touch of its memory, reread by the clipped sum (20 to 150)
+HELD_PRICE = 125  # the same where inputs are filtered first: it takes half of that, and memory the rest
 GRAM_PRICE = 60  # per entry of a padded Gram matrix: shifted sums and inner product
 FILTER_PRICE = 60  # per number of a filtered or shifted input
 TAP_COPY_PRICE = 1.5  # per multiplication of a filter, with the copy of the taps that it needs
@@ -264,9 +276,10 @@ def prefers_gram(
     """Returns whether norm and clipped sum of a (Ci, H, W) -> (Co, Ho, Wo) layer are cheaper by Gram matrices.
 
     `kept` is M, or None without a filter. Each strategy computes the K*Cig*Co*T multiply-adds of the weight gradient
-    once (materialise for the norm, Gram for the clipped sum), so they cancel. What remains, per sample: materialise
-    handles K*Cig*Co numbers and keeps M*Cig*Co; Gram computes and combines its matrices of positions, N x N over the
-    padded input if shifts are possible, or else T x T, summed over M filtered inputs.
+    once (materialise for the norm, Gram for the clipped sum), so they cancel, except that materialise computes only
+    those of M if it filters first. What remains, per sample: materialise handles K*Cig*Co numbers and keeps M*Cig*Co;
+    Gram computes and combines its matrices of positions, N x N over the padded input if shifts are possible, or else
+    T x T, summed over M filtered inputs.
     """
     (kh, kw), stride, (ph, pw), _, groups = geometry
     (c_in, height, width), (c_out, h_out, w_out) = input_shape, output_shape
@@ -274,10 +287,14 @@ def prefers_gram(
     kept = taps if kept is None else kept
     filtered = kept < taps
     weights = c_in // groups * c_out
-    materialise = weights * (TAP_PRICE * taps + CACHE_PRICE * kept)
+    positions = h_out * w_out
+    if filtered and filters_first(kept, geometry, c_out):
+        dropped = (taps - kept) * weights * positions  # multiplications that only the native sum does
+        materialise = weights * HELD_PRICE * kept + FILTER_PRICE * kept * c_in * positions - dropped
+    else:
+        materialise = weights * (TAP_PRICE * taps + CACHE_PRICE * kept)
 
     if filtered or stride != (1, 1):
-        positions = h_out * w_out
         gram = (kept * c_in + c_out) * positions**2 + FILTER_PRICE * kept * c_in * positions
     else:
         n_in, n_out = (height + 2 * ph) * (width + 2 * pw), h_out * (width + 2 * pw)
