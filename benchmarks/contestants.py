@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,6 +109,11 @@ def opacus(mode: str, *, dense: bool = True) -> Contestant:
     return make
 
 
+def channels_last(contestant: Contestant) -> Contestant:
+    """The same on images with channels last in memory, as ``spectral-dp train`` gives them to networks on CPUs."""
+    return lambda work: contestant(replace(work, channels_last=True))
+
+
 def half(model: nn.Module) -> SpectralConfig:
     """Half of the coefficients of every layer that has a spectrum."""
     layouts = {
@@ -134,13 +140,20 @@ CONTESTANTS: dict[str, Contestant] = {
     "opacus functorch": opacus("functorch"),
     "opacus hooks, blocks": opacus("hooks", dense=False),
     "opacus ghost, blocks": opacus("ghost", dense=False),
+    "plain, channels last": channels_last(plain()),
+    "spectral, channels last": channels_last(ours(half)),
+    "dpsgd, channels last": channels_last(ours(nothing)),
+    "opacus hooks, channels last": channels_last(opacus("hooks")),
+    "opacus ghost, channels last": channels_last(opacus("ghost")),
 }
 
 
 def contestants_for(work: Workload) -> list[str]:
     """The names of those that make a difference there.
 
-    Without blocks, the forms in blocks are the dense ones. Models of sequences have no spectrum to filter.
+    Without blocks, the forms in blocks are the dense ones. Models of sequences have no spectrum to filter. The order
+    of channels in memory matters to convolutions.
     """
     names = [name for name in CONTESTANTS if work.block_size is not None or not name.endswith(", blocks")]
+    names = [name for name in names if work.convolves or not name.endswith(", channels last")]
     return [name for name in names if not (work.is_of_sequences and name.startswith("spectral"))]

@@ -28,6 +28,11 @@ STYLES: dict[str, tuple[str, str]] = {
     "opacus functorch": ("#F0E442", ""),
     "opacus hooks, blocks": ("#D55E00", "////"),
     "opacus ghost, blocks": ("#E69F00", "////"),
+    "plain, channels last": ("#999999", "...."),
+    "spectral, channels last": ("#0072B2", "...."),
+    "dpsgd, channels last": ("#56B4E9", "...."),
+    "opacus hooks, channels last": ("#D55E00", "...."),
+    "opacus ghost, channels last": ("#E69F00", "...."),
 }
 _GOAL = "#000000"
 _BATCH = 256

@@ -85,12 +85,14 @@ class Workload:
         batch_size: How many samples a step sees.
         block_size: Makes the dense layers block-circulant, except for contestants that train the dense form.
         width: Of all models but the first four.
+        channels_last: Whether images have their channels last in memory, as CPUs convolve them quickest.
     """
 
     model: str
     batch_size: int
     block_size: int | None = None
     width: int = 256
+    channels_last: bool = False
 
     def build(self, *, dense: bool = False) -> nn.Module:
         torch.manual_seed(0)
@@ -108,6 +110,10 @@ class Workload:
         return convert_linear(model, block_size, skip=["head"] if self.model == "transformer" else [])
 
     @property
+    def convolves(self) -> bool:
+        return self.model in ("lenet5", "model2", "model3", "conv stack")
+
+    @property
     def is_of_sequences(self) -> bool:
         return self.model in _SEQUENCES
 
@@ -118,6 +124,8 @@ class Workload:
             return torch.randint(sequence_models.VOCABULARY, (self.batch_size, _SEQUENCES[self.model][1])), y
         shape = _IMAGES[self.model] if self.model in _IMAGES else _OWN[self.model][1](self.width)
         x = torch.randn(self.batch_size, *shape)
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
         # A layer by itself stands for one inside a network, which has a gradient to hand on.
         x.requires_grad_(self.model == "layer")
         return x, y

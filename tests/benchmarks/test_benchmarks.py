@@ -69,12 +69,12 @@ class TestSpread:
 
 class TestGoals:
     def judged(self, *entries):
-        return {(j["workload"], j["quantity"]): j for j in goals.judge(list(entries))}
+        return {(j["workload"], j["quantity"]): j for j in goals.judge(list(entries)) if j["batch"] != 64}
 
     def test_a_reached_goal_is_not_missed(self):
-        found = self.judged(entry(plain=[1.0, 2.0], spectral=[1.4, 2.8], opacus_ghost=[4.0, 8.0]))
+        found = self.judged(entry(plain=[1.0, 2.0], spectral=[1.0, 2.0], opacus_ghost=[4.0, 8.0]))
         assert [found["lenet5", q]["verdict"] for q in goals.QUANTITIES] == ["reached"] * 3
-        assert found["lenet5", "time / best Opacus"]["measured"] == pytest.approx(0.35)
+        assert found["lenet5", "time / best Opacus"]["measured"] == pytest.approx(0.25)
 
     def test_a_missed_goal_says_by_how_much(self):
         found = self.judged(entry(plain=[1.0, 2.0], spectral=[1.8, 3.6], opacus_ghost=[2.0, 4.0]))
@@ -177,7 +177,8 @@ class TestContestants:
         built = []
         build = Workload.build
         monkeypatch.setattr(Workload, "build", lambda *a, **k: built.append(build(*a, **k)) or built[-1])
-        work = Workload("mlp", 2, 8, width=16)
+        in_order = name.endswith(", channels last")
+        work = Workload("conv stack", 2, width=16) if in_order else Workload("mlp", 2, 8, width=16)
         step = CONTESTANTS[name](work)
         before = [p.detach().clone() for p in built[0].parameters()]
         step()
@@ -187,6 +188,12 @@ class TestContestants:
     def test_forms_in_blocks_run_only_where_there_are_blocks(self):
         assert "plain, blocks" in contestants_for(Workload("model1", 2, 8))
         assert "plain, blocks" not in contestants_for(Workload("model1", 2))
+
+    def test_orders_of_channels_run_only_where_there_are_convolutions(self):
+        assert "plain, channels last" in contestants_for(Workload("model2", 2))
+        assert "plain, channels last" not in contestants_for(Workload("model1", 2))
+        x, _ = Workload("model2", 2, channels_last=True).batch()
+        assert x.stride(1) == 1
 
     @pytest.mark.parametrize("model", ["bert", "torch encoder", "bert, lora", "bert, biases", "bert, head", "lstm"])
     def test_models_of_sequences_train_what_plain_trains(self, model):
