@@ -1,6 +1,8 @@
 """Reports of recipes: ours beside the paper's, from whatever is finished, and no run counted that is not the cell's."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -63,9 +65,10 @@ def finish(tmp_path):
 
 @pytest.fixture
 def report(recipe, tmp_path):
-    def report(recipe=recipe):
-        reproduction.write_report(recipe, tmp_path / "runs", tmp_path / "out", "the command")
-        return (tmp_path / "out" / "README.md").read_text()
+    def report(recipe=recipe, links=False):
+        reproduction.write_report(recipe, tmp_path / "runs", tmp_path / "results" / "out", "the command")
+        text = (tmp_path / "results" / "out" / "README.md").read_text()
+        return text if links else re.sub(r": \[\d\]\([^|]*\)", "", text)
 
     return report
 
@@ -95,10 +98,45 @@ class TestReport:
         finish(replace(cell(recipe, "Spectral-DP", "ε | 2"), seed=1), 0.8)
         assert r"| Spectral-DP | ε \| 2 | 80.00 | 80.00 | +0.00 | 1.5 | 1 of 2 | the paper's, reduced |" in report()
 
+    def test_every_run_has_a_link_to_what_is_kept_of_it(self, recipe, finish, report, tmp_path):
+        settings = cell(recipe, "DP-SGD", "ε | 1")
+        finish(settings, 0.9)
+        link = f"../runs/{run_name(settings)}/summary.json"
+        assert f"| 1 of 2: [0]({link}) |" in report(links=True)
+        assert json.loads((tmp_path / "results" / "out" / link).read_text())["heldout_accuracy"] == 0.9
+        kept = {file.name for file in (tmp_path / "results" / "out" / link).parent.iterdir()}
+        assert kept <= {"config.json", "metrics.jsonl", "layers.json", "privacy.json", "summary.json"}  # no weights
+
+    def test_what_was_kept_counts_when_the_run_is_gone(self, recipe, finish, report, tmp_path):
+        finish(cell(recipe, "DP-SGD", "ε | 1"), 0.9)
+        before = report()
+        shutil.rmtree(tmp_path / "runs")
+        finish(replace(cell(recipe, "DP-SGD", "ε | 1"), seed=1), 0.8)
+        assert "| 90.00 | 90.50 |" in before
+        assert "| 85.00 ± 7.07 | 90.50 |" in report()
+
+    def test_a_run_that_is_there_counts_before_what_was_kept(self, recipe, finish, report, tmp_path):
+        finish(cell(recipe, "DP-SGD", "ε | 1"), 0.9)
+        report()
+        shutil.rmtree(tmp_path / "runs")
+        finish(cell(recipe, "DP-SGD", "ε | 1"), 0.8)
+        assert "| 80.00 | 90.50 |" in report()
+        shutil.rmtree(tmp_path / "runs")
+        assert "| 80.00 | 90.50 |" in report()
+
+    def test_what_was_kept_of_other_settings_does_not_count(self, recipe, finish, report, tmp_path):
+        settings = cell(recipe, "DP-SGD", "ε | 1")
+        finish(settings, 0.9)
+        report()
+        shutil.rmtree(tmp_path / "runs")
+        config = tmp_path / "results" / "runs" / run_name(settings) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"learning_rate": 123.0}))
+        assert "| 90.00 |" not in report()
+
     def test_nothing_finished(self, report, tmp_path):
         text = report()
         assert r"| DP-SGD | ε \| 2 | not run | not printed |  |  | 0 of 2 | the paper's, reduced |" in text
-        assert not list((tmp_path / "out").glob("*.png"))
+        assert not list((tmp_path / "results" / "out").glob("*.png"))
 
     def test_what_is_not_in_the_paper_is_not_said_to_be(self, recipe, report):
         assert report(replace(recipe, source="")).startswith("# Tiny, smoke scale\n\n    the command\n")
@@ -140,7 +178,7 @@ class TestReport:
     def test_for_machines(self, recipe, finish, report, tmp_path):
         finish(cell(recipe, "DP-SGD", "ε | 1"), 0.9)
         report()
-        found = json.loads((tmp_path / "out" / "results.json").read_text())
+        found = json.loads((tmp_path / "results" / "out" / "results.json").read_text())
         assert (found["recipe"], found["scale"], found["command"]) == ("tiny", "smoke", "the command")
         first, second, *_ = found["panels"][0]["cells"]
         assert (first["row"], first["column"], first["paper_percent"]) == ("DP-SGD", "ε | 1", 90.5)
@@ -156,7 +194,7 @@ class TestReport:
 
 class TestPictures:
     def pngs(self, tmp_path):
-        found = sorted((tmp_path / "out").glob("*.png"))
+        found = sorted((tmp_path / "results" / "out").glob("*.png"))
         assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
         return [path.name for path in found]
 

@@ -35,14 +35,21 @@ class Grid(Generic[Place]):
         runs = [replace(settings, seed=seed) for seed in self.seeds for settings in self.settings.values()]
         return {run_name(run): run for run in runs}
 
-    def results(self, root: Path) -> dict[Place, Result]:
-        """Returns what is finished below a directory. A run with other settings than its name says is not counted."""
-        return {place: Result(self._finished(settings, root)) for place, settings in self.settings.items()}
+    def results(self, *roots: Path) -> dict[Place, Result]:
+        """Returns what is finished below the first directory, or else below the next.
 
-    def _finished(self, settings: ResolvedSettings, root: Path) -> list[RecordedRun]:
+        A run with other settings than its name says is not counted.
+        """
+        return {place: Result(self._finished(settings, roots)) for place, settings in self.settings.items()}
+
+    def _finished(self, settings: ResolvedSettings, roots: Sequence[Path]) -> list[RecordedRun]:
         asked = [replace(settings, seed=seed) for seed in dict.fromkeys(self.seeds)]
-        places = [(RunDirectory(root / run_name(run)), run) for run in asked]
-        return [RecordedRun.read(directory) for directory, run in places if directory.holds_result_of(run)]
+        found = []
+        for run in asked:
+            places = (RunDirectory(root / run_name(run)) for root in roots)
+            if directory := next((place for place in places if place.holds_result_of(run)), None):
+                found.append(RecordedRun.read(directory))
+        return found
 
 
 def run_name(settings: ResolvedSettings) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ from spectral_dp.experiments.recipe import Cell, Origin, Panel, Recipe
 from spectral_dp.experiments.recorded_run import RecordedRun
 from spectral_dp.experiments.results import Result, ResultTable, differing
 from spectral_dp.experiments.rounding import duration
+from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import Settings
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED
 from spectral_dp.files import save_figure, write_json, write_text
 
+#: Where the records of runs are kept, beside the reports.
+RECORDS = "runs"
 _KEPT = ("seed", "heldout_accuracy", "best_heldout_accuracy", "epsilon", "noise_multiplier", "steps", "seconds")
 _HEADINGS = ("row", "column", "ours %", "paper %", "difference", "ε spent", "seeds", "setting")
 _ORIGINS: dict[Origin, str] = {"paper": "the paper's", "tuned": "tuned", "ours": "ours, not tuned"}
@@ -34,6 +37,9 @@ Results = Mapping[tuple[str, str], Result]
 def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Results]:
     """Writes ``README.md``, ``results.json`` and the pictures from the runs that are finished.
 
+    What it read of each run is kept beside the reports, in ``runs``: every figure there links to its run, and a later
+    report has it although the run's own directory is gone, as on another machine.
+
     Args:
         recipe: The recipe to report on.
         root: The directory that holds the runs.
@@ -43,7 +49,9 @@ def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Re
     Returns:
         The results of each panel by row and column.
     """
-    found = recipe.grid().results(root)
+    records = out.parent / RECORDS
+    found = recipe.grid().results(root, records)
+    _keep(found.values(), root, records)
     panels: list[Results] = [
         {place: found[i, *place] for place in panel.cells} for i, panel in enumerate(recipe.panels)
     ]
@@ -55,6 +63,14 @@ def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Re
     write_json(out / "results.json", _as_json(recipe, panels, command))
     write_text(out / "README.md", _as_markdown(recipe, panels, pictures, command))
     return panels
+
+
+def _keep(results: Iterable[Result], root: Path, records: Path) -> None:
+    if root.resolve() == records.resolve():
+        return
+    for name in {run.name for result in results for run in result.runs}:
+        if (source := RunDirectory(root / name)).is_finished:
+            source.copy_record(records / name)
 
 
 def _as_json(recipe: Recipe, panels: Sequence[Results], command: str) -> dict[str, Any]:
@@ -119,7 +135,7 @@ def _as_markdown(recipe: Recipe, panels: Sequence[Results], pictures: Sequence[M
 def _table(panel: Panel, results: Results, seeds: int) -> ResultTable:
     lines = []
     for (row, column), result in results.items():
-        cell, count, difference = panel.cells[row, column], len(result.runs), ""
+        cell, difference = panel.cells[row, column], ""
         if result.mean is not None and cell.paper is not None and cell.is_comparable:
             difference = f"{100 * result.mean - cell.paper:+.2f}"
         line = (
@@ -129,11 +145,18 @@ def _table(panel: Panel, results: Results, seeds: int) -> ResultTable:
             "not printed" if cell.paper is None else f"{cell.paper:.2f}",
             difference,
             result.epsilon_text(),
-            f"{count}" if count == seeds else f"{count} of {seeds}",
+            _seeds(result, seeds),
             _ORIGINS[panel.origin] + ", reduced" * bool(cell.reductions),
         )
         lines.append(line)
     return ResultTable(_HEADINGS, lines)
+
+
+def _seeds(result: Result, wanted: int) -> str:
+    """Returns how many runs there are, each with a link to what is kept of it."""
+    links = [f"[{run.figure('seed')}](../{RECORDS}/{run.name}/summary.json)" for run in result.runs]
+    count = f"{len(links)}" if len(links) == wanted else f"{len(links)} of {wanted}"
+    return f"{count}: {' '.join(links)}" if links else count
 
 
 def _shared(panel: Panel) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -87,6 +88,17 @@ class RunDirectory:
     def holds_result_of(self, settings: ResolvedSettings) -> bool:
         """Whether a run with these settings was finished here; where and how fast it was computed does not matter."""
         return self.exists and self.is_finished and self.settings().essential() == settings.essential()
+
+    def copy_record(self, to: Path) -> None:
+        """Copies what a report reads of a finished run, a few kilobytes; a copy that is there is replaced whole."""
+        unfinished = to.with_name(f".{to.name}.part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for file in (self.config, self.metrics_file, self.layers, self.privacy, self.summary_file):
+            if file.exists():
+                shutil.copyfile(file, unfinished / file.name)
+        shutil.rmtree(to, ignore_errors=True)
+        unfinished.rename(to)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the evaluations so far; a line that was cut off by a kill is left out."""
