@@ -72,11 +72,13 @@ class ChannelNormalization(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the normalised features."""
         channels = (-1, *[1] * (x.ndim - 2))
+        mean, std = self.mean.view(channels), self.std.view(channels)
         if self._spectrum is None:
-            return (x - self.mean.view(channels)) / self.std.view(channels)
+            return (x - mean).div_(std)
         # The cosine transform is orthonormal: a constant 1 has the coefficient sqrt(H W) at frequency zero.
-        centred = torch.cat([x[..., :1] - math.sqrt(self._spectrum) * self.mean.view(channels), x[..., 1:]], dim=-1)
-        return centred / self.std.view(channels)
+        scaled = x / std
+        scaled[..., :1] -= math.sqrt(self._spectrum) * mean / std
+        return scaled
 
 
 def public_channel_statistics(
