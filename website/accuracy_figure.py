@@ -54,18 +54,26 @@ PUBLISHED = (
     Published("De et al. 2022, wide ResNet", "D", {"CIFAR-10": {1: 56.8, 4: 73.5, 8: 81.4}}),
     Published("Tang et al. 2023, DP-RandP", "*", {"CIFAR-10": {1: 72.3}}),
 )
-_OURS = {"Spectral-DP": ("#0072B2", "o"), "DP-SGD": ("#56B4E9", "^")}
+#: Results and rows that are drawn: label, colour and marker.
+_OURS = {
+    ("priors-cpu", "Spectral-DP"): ("Spectral-DP on features from no data (ours)", "#0072B2", "o"),
+    ("priors-cpu", "DP-SGD"): ("DP-SGD on features from no data (ours)", "#56B4E9", "^"),
+    ("scattering-cpu", "Spectral-DP"): ("Spectral-DP on scattering, linear (ours)", "#009E73", "P"),
+}
 
 
 def our_curves() -> dict[str, dict[str, dict[float, list[float]]]]:
-    """Returns accuracies in percent of heads on features from no data, by data set, method and epsilon."""
+    """Returns accuracies in percent of linear heads, by data set, label and epsilon."""
     curves: dict[str, dict[str, dict[float, list[float]]]] = {}
-    for panel in read_results("priors-cpu")["panels"]:
-        rows = curves.setdefault(panel["title"].partition(",")[0], {})
-        for cell in panel["cells"]:
-            if cell["runs"] and cell["row"] in _OURS:
-                found = [100 * value for value in accuracies(cell).values()]
-                rows.setdefault(cell["row"], {})[float(cell["column"].removeprefix("ε = "))] = found
+    for (name, row), (label, _, _) in _OURS.items():
+        for panel in read_results(name)["panels"]:
+            if "CNN" in panel["title"] or panel["origin"] == "paper":
+                continue
+            for cell in panel["cells"]:
+                if cell["runs"] and cell["row"] == row:
+                    found = [100 * value for value in accuracies(cell).values()]
+                    lines = curves.setdefault(panel["title"].partition(",")[0], {})
+                    lines.setdefault(label, {})[float(cell["column"].removeprefix("ε = "))] = found
     return curves
 
 
@@ -86,12 +94,12 @@ def draw() -> Figure:
 
 def _picture(axes: Axes, name: str, rows: dict[str, dict[float, list[float]]]) -> None:
     axes.set(title=name, xscale="log", xlabel="epsilon (delta 1e-5)", ylabel="test accuracy %")
-    for row, cells in rows.items():
-        colour, marker = _OURS[row]
+    styles = {label: style for label, *style in _OURS.values()}
+    for label, cells in rows.items():
+        colour, marker = styles[label]
         epsilons = sorted(cells)
         means = [statistics.fmean(cells[epsilon]) for epsilon in epsilons]
         spreads = [statistics.stdev(cells[e]) if len(cells[e]) > 1 else 0.0 for e in epsilons]
-        label = f"{row} on features from no data (ours)"
         axes.errorbar(epsilons, means, spreads, color=colour, marker=marker, capsize=3, label=label)
     for each in PUBLISHED:
         if points := each.percent.get(name):
