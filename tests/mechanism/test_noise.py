@@ -19,7 +19,7 @@ from spectral_dp.mechanism.noise import SecureNoise, SeededNoise
 
 ALPHA = 1e-8  # of each statistical property: the false alarms of a test, which looks at a dozen, are below 1e-6
 
-BLOCK, SMALL = noise_module._BLOCK, noise_module._SMALL
+BLOCK = noise_module._BLOCK
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -80,7 +80,7 @@ def drawn_in_a_fork(source, count):
 
 def check_forks_draw_other_noise(source):
     source.normal((1,))  # now there is a reserve, which the child inherits
-    for count in (100, SMALL + 1):
+    for count in (100, BLOCK + 1):
         children = [drawn_in_a_fork(source, count) for _ in range(2)]
         drawn = torch.cat([*children, source.normal((count,), dtype=torch.float64)])
         assert len(drawn.unique()) == len(drawn)
@@ -150,7 +150,7 @@ def test_a_foreign_state_is_refused():
 
 def check_no_value_comes_twice(source):
     """A value handed out twice could be subtracted by whoever sees both releases."""
-    sizes = [1, 7, SMALL, 3, SMALL + 1, *[SMALL - 1] * 9]
+    sizes = [1, 7, BLOCK, 3, BLOCK + 1, *[BLOCK // 3] * 9, BLOCK - 1]
     drawn = [source.normal((size,), dtype=torch.float64) for size in sizes]
     assert [len(values) for values in drawn] == sizes
     everything = torch.cat(drawn)
@@ -307,14 +307,8 @@ def is_rounded(drawn, exact):
     return torch.allclose(drawn.double(), exact, rtol=limits.eps / 2, atol=EXACT + limits.tiny * limits.eps)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "counts",
-    [(1,), (SMALL,), (SMALL + 1,), (BLOCK - 1,), (BLOCK, 1), (BLOCK, BLOCK, 3), (*[BLOCK] * 5, SMALL)],
-)
-@pytest.mark.usefixtures("three_threads")
-def test_every_value_is_the_one_that_its_key_makes(monkeypatch, dtype, counts):
-    """Nothing is scaled, left out or taken twice, and no bit comes from elsewhere, in every path and to rounding."""
+def known_keys(monkeypatch):
+    """Makes keys known; returns the list that they are added to."""
     keys = []
 
     def next_key(count):
@@ -322,12 +316,35 @@ def test_every_value_is_the_one_that_its_key_makes(monkeypatch, dtype, counts):
         return keys[-1]
 
     monkeypatch.setattr(noise_module.os, "urandom", next_key)
+    return keys
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "counts",
+    [(1,), (BLOCK - 1,), (BLOCK,), (BLOCK, 1), (BLOCK, BLOCK, 3), (*[BLOCK] * 5, BLOCK // 4)],
+)
+@pytest.mark.usefixtures("three_threads")
+def test_every_value_is_the_one_that_its_key_makes(monkeypatch, dtype, counts):
+    """Nothing is scaled, left out or taken twice, and no bit comes from elsewhere, in every path and to rounding."""
+    keys = known_keys(monkeypatch)
     drawn = SecureNoise().normal((sum(counts),), dtype=dtype)
     assert {len(key) for key in keys} == {32}
-    blocks = counts if len(drawn) > SMALL else (BLOCK,)  # a small draw is the beginning of a block
+    blocks = counts if len(drawn) > BLOCK else (BLOCK,)  # a small draw is the beginning of a block
     orders = itertools.permutations(keys)  # the threads ask for keys in any order
     assert any(is_rounded(drawn, reference(order, blocks)[: len(drawn)]) for order in orders)
     assert drawn.untyped_storage().nbytes() == drawn.nbytes, "who saves these values saves others, too"
+
+
+def test_requests_take_one_value_after_the_other_also_over_the_end_of_a_draw(monkeypatch):
+    """A rest that is given out together with a new draw is neither lost nor given out again."""
+    keys, source = known_keys(monkeypatch), SecureNoise()
+    counts = [BLOCK - 10, 0, 30, BLOCK // 2, BLOCK, 5]
+    drawn = torch.cat([source.normal((count,), dtype=torch.float64) for count in counts])
+    blocks = torch.cat([reference([key], (BLOCK,)) for key in keys])
+    assert len(keys) == math.ceil(sum(counts) / BLOCK)
+    assert is_rounded(drawn, blocks[: len(drawn)])
+    assert not is_rounded(drawn[: BLOCK + 20], blocks.roll(-1)[: BLOCK + 20])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -340,7 +357,7 @@ def test_control_a_wrong_value_is_caught(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [SMALL, SMALL + 1, 3 * BLOCK])
+@pytest.mark.parametrize("count", [BLOCK // 4, BLOCK, BLOCK + 2, 3 * BLOCK])
 def test_the_tail_reaches_as_far_as_documented(monkeypatch, dtype, count):
     """The bits of the longest radius, at angles that give all of it to one value of the pair and then to the other."""
     tail = math.sqrt(2 * 64 * math.log(2))
@@ -357,7 +374,7 @@ def test_the_tail_reaches_as_far_as_documented(monkeypatch, dtype, count):
     assert is_rounded(drawn.msort()[-(count // 2) :], torch.full((count // 2,), tail, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("count", [5, SMALL + 1])
+@pytest.mark.parametrize("count", [5, BLOCK + 1])
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
 def test_a_dtype_without_normal_values_is_refused(dtype, count):
     """Complex values would have no imaginary noise, and whole ones would be cut off."""

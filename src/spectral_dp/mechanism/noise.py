@@ -41,7 +41,6 @@ from spectral_dp._processes import this_process
 
 _BLOCK = 1 << 16  # values made at a time: few enough to stay in the cache, enough to hide the price of the calls
 _ZEROS = bytes(8 * _BLOCK)  # encrypted, they are the key stream
-_SMALL = 1 << 14  # a request for more values than this is worth a draw of its own
 
 # NumPy has logarithm and tangent of float64 in vector instructions of 512 bits (two to four times faster than torch's),
 # and of nothing less (three times slower). Both are exact to a few units in the last place.
@@ -78,8 +77,8 @@ class SecureNoise(NoiseSource):
     """Gaussian noise from a cryptographic generator.
 
     AES-256 makes the bits, in counter mode, with a new key from the operating system for every draw. Box-Muller makes
-    normal values of them in float64. Keys are never kept. Values that were drawn for small requests to come are kept,
-    but never saved: a copied, pickled or forked source has none of them, so that two sources never return the same.
+    normal values of them in float64. Keys are never kept. Values that were drawn for requests to come are kept, but
+    never saved: a copied, pickled or forked source has none of them, so that two sources never return the same.
     """
 
     is_private = True
@@ -104,7 +103,7 @@ class SecureNoise(NoiseSource):
         if not dtype.is_floating_point:
             raise TypeError(f"noise is real and has fractions, so it has no values of {dtype}: use a float dtype")
         count = math.prod(shape)
-        out = _draw(count, dtype) if count > _SMALL else self._take(count).to(dtype, copy=True)
+        out = _draw(count, dtype) if count > _BLOCK else self._take(count).to(dtype, copy=True)
         return out.view(tuple(shape)).to(device)
 
     def _take(self, count: int) -> Tensor:
@@ -112,9 +111,11 @@ class SecureNoise(NoiseSource):
             reserve = self._reserves.pop()  # in one instruction, so that no two threads have the same one
         except IndexError:
             reserve = _NONE
-        if count > len(reserve):  # most parameters are small, so one draw serves many of them
-            reserve = _draw(_BLOCK, torch.float64)
-        taken, rest = reserve.split([count, len(reserve) - count])
+        kept = len(reserve)
+        taken, rest = reserve.split([min(count, kept), max(kept - count, 0)])
+        if count > kept:  # most parameters are small, so one draw serves many of them
+            drawn = _draw(_BLOCK, torch.float64)
+            taken, rest = torch.cat([taken, drawn[: count - kept]]), drawn[count - kept :]
         self._reserves.append(rest)
         return taken
 
