@@ -13,8 +13,8 @@ several times, in one layer or many, has its gradients added before the norm is 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -228,7 +228,7 @@ class ModelGradients:
         device = next(iter(self._owners)).device.type
         with (
             torch.no_grad(),
-            torch.autocast(device, enabled=False),
+            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext(),
             full_precision(),
             self._recorder.paused(),
             self.state.paused(),
@@ -257,8 +257,10 @@ class RecordedBatch:
             for block, _ in gradients.trained_blocks
         ]
         self.size = self._common_size(uses_of_blocks)
-        with gradients._undisturbed():
-            self._blocks = [merged(block) if self.size else block for block in uses_of_blocks]
+        self._blocks: list[Sequence[AnyUse]] = [*uses_of_blocks]
+        if self.size and any(len(block) > 1 for block in uses_of_blocks):
+            with gradients._undisturbed():
+                self._blocks = [merged(block) for block in uses_of_blocks]
         self._added: dict[int, Formed] = {}
 
     @property
@@ -270,11 +272,12 @@ class RecordedBatch:
         """Returns ``||z_b||²`` of every trained block, ``(L, B)`` in float64; zeros where it was not used."""
         device = next((p.device for p in self._gradients.trained), None)
         with self._gradients._undisturbed():
-            norms = torch.zeros(len(self._blocks), self.size, dtype=torch.float64, device=device)
-            for i, block in enumerate(self._blocks):
-                if block and self.size:
-                    norms[i] = self._use(i).squared_norms()
-            return norms
+            unused = torch.zeros(self.size, dtype=torch.float64, device=device)
+            norms = [
+                self._use(i).squared_norms().to(unused) if block and self.size else unused
+                for i, block in enumerate(self._blocks)
+            ]
+            return torch.stack(norms) if norms else unused[None, :][:0]
 
     def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
         """Returns ``sum_b c_b z_b`` of every trained parameter, used or not.
@@ -287,15 +290,15 @@ class RecordedBatch:
         gradients = self._gradients
         sums: dict[nn.Parameter, Tensor] = {}
         rules = (rule for block in self._blocks for use in block for rule in use.rules)
-        counts = c.abs() >= max((torch.finfo(rule.dtype).tiny for rule in rules), default=0.0)
+        counts = c.abs() >= max((torch.finfo(dtype).tiny for dtype in {rule.dtype for rule in rules}), default=0.0)
         all_count = bool(counts.all())
         with gradients._undisturbed():
             for i, block in enumerate(self._blocks):
                 if not self.size:  # nothing to add up; but rules learn from their uses how large their spectrum is
                     sums |= {p: z for use in block for p, z in use.clipped_sums(c.new_zeros(0)).items()}
                 elif block:
-                    row, count = (t if t.ndim == 1 else t[i] for t in (c, counts))
-                    sums |= _clipped_sums(self._use(i), row, None if all_count else count.nonzero().flatten())
+                    at = ... if c.ndim == 1 else i
+                    sums |= _clipped_sums(self._use(i), c[at], None if all_count else counts[at].nonzero().flatten())
                     self._added.pop(i, None)
             return {p: sums[p] if p in sums else gradients.zeros(p) for p in gradients.trained}
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from spectral_dp.gradients.sums import in_chunks
+from spectral_dp.gradients.sums import CHUNK_BYTES, in_chunks
 from spectral_dp.mechanism.clipping import underflow
 
 #: A bound on the rounding error of a sum over two Gram matrices, in ulps of the squared sum of lengths. It is ten times
@@ -58,8 +58,10 @@ def _lengths(t: Tensor) -> Tensor:
     ``vector_norm`` needs no squares, but adds its terms one after the other: on long rows it loses more than the
     rounding guard.
     """
-    parts = [squares(t[rows]).sum(2).sqrt() for rows in in_chunks(len(t), max(t.shape[1] * t.shape[2], 1), t)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if t.nbytes <= CHUNK_BYTES:
+        return squares(t).sum(2).sqrt()
+    chunks = in_chunks(t.shape[0], t.shape[1] * t.shape[2], t)
+    return torch.cat([squares(t[rows]).sum(2).sqrt() for rows in chunks])
 
 
 def _gram_norms(x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -50,7 +50,7 @@ def weigh(x: Tensor, dA: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 def weighted_sum(c: Tensor, z: Tensor) -> Tensor:
     """Returns ``sum_b c_b z_b``, ``(B, ...) -> (...)``, without a copy in any order of the dimensions in memory."""
-    if z.ndim == 1:  # a scalar parameter: one number per sample
+    if z.ndim <= 2:  # a vector, or a scalar parameter: one number per sample
         return c.to(z.dtype) @ z
     order = memory_order(z)
     stored = z.permute(order)

@@ -54,7 +54,7 @@ class Recorded:
     @property
     def size(self) -> int:
         """The number of samples."""
-        return len(self.dA)
+        return self.dA.shape[0]
 
     @property
     def precision(self) -> float:
@@ -130,10 +130,11 @@ class Formed:
 
     def squared_norms(self) -> Tensor:
         """Returns ``||z_b||²``, ``(B,)``."""
-        total = torch.zeros(self.size, dtype=torch.float64)
+        total: Tensor | None = None
         for z in self.gradients.values():
-            total = total.to(z.device) + row_norms(z.permute(memory_order(z))).square()
-        return total
+            squared = row_norms(z if z.ndim <= 2 else z.permute(memory_order(z))).square()
+            total = squared if total is None else total.to(squared.device) + squared
+        return torch.zeros(self.size, dtype=torch.float64) if total is None else total
 
     def clipped_sums(self, c: Tensor) -> dict[nn.Parameter, Tensor]:
         """Returns ``sum_b c_b z_b`` of every trained parameter."""

@@ -293,9 +293,11 @@ def row_norms(z: Tensor) -> Tensor:
     """
     z = z[:, None] if z.ndim == 1 else z.flatten(1)
     whole = z.shape[1] // _PIECE * _PIECE
-    pieces = torch.linalg.vector_norm(z[:, :whole].unflatten(1, (-1, _PIECE)), dim=2) if whole else z[:, :0]
-    rest = torch.linalg.vector_norm(z[:, whole:], dim=1, keepdim=True)
-    return torch.linalg.vector_norm(torch.cat([pieces, rest], dim=1).double(), dim=1) + underflow(z.shape[1], z.dtype)
+    norms = torch.linalg.vector_norm(z[:, whole:] if whole else z, dim=1)
+    if whole:
+        pieces = torch.linalg.vector_norm(z[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
+        norms = torch.linalg.vector_norm(torch.cat([pieces, norms[:, None]], dim=1).double(), dim=1)
+    return norms.double() + underflow(z.shape[1], z.dtype)
 
 
 def underflow(numbers: int, dtype: torch.dtype) -> float:

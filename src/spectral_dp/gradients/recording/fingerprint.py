@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from spectral_dp.gradients.recording.shared import Shared
 
 _STRETCHES = 8  # sums of a long tensor: what permutes its values moves them between stretches
-_SHORT = 1 << 15  # bytes of a tensor up to which all are kept
+_SHORT = 4096  # words of a tensor up to which all are kept
 _DEPTH = 4  # of lists within lists that is looked into
 _LARGE = 1000  # entries from which a list that begins with names or whole numbers is taken to go on so
 _COMPUTED_FROM = ("_orig", "_v")  # weight_norm, spectral_norm and prune compute `weight` from such parameters
@@ -92,16 +92,16 @@ def fingerprints(values: dict[str, Any]) -> dict[str, list[Any]]:
     for name, value in values.items():
         found[name] = read = []
         for number in numbers_in(value):
-            facts, data = _read(number)
+            facts, words = _read(number)
             read.append(facts)
-            if data is not None:
-                pending.append((read, data))
+            if words is not None:
+                pending.append((read, words))
     if pending:  # one transfer from the device for all of them
         device = pending[0][1].device
-        flat = torch.cat([data if data.device == device else data.to(device) for _, data in pending]).cpu()
+        flat = torch.cat([words if words.device == device else words.to(device) for _, words in pending]).cpu()
         start, all_bytes = 0, flat.numpy().tobytes()
-        for read, data in pending:
-            end = start + data.shape[0]
+        for read, words in pending:
+            end = start + 8 * words.shape[0]
             read.append(all_bytes[start:end])
             start = end
     return found
@@ -125,7 +125,7 @@ def has_numbers(value: Any) -> bool:
 
 
 def _read(number: Number) -> tuple[Any, Tensor | None]:
-    """What is known of a number without reading it, and its bytes; of a long tensor, those of a few sums of them."""
+    """What is known of a number without reading it, and its bytes as words; of a long tensor, a few sums of these."""
     if isinstance(number, np.inexact | float | complex):
         return repr(number), None
     if isinstance(number, np.ndarray):
@@ -134,11 +134,12 @@ def _read(number: Number) -> tuple[Any, Tensor | None]:
     if number.is_meta or number.layout is not torch.strided or number.is_quantized:
         return facts, None
     plain = torch.view_as_real(number.detach().resolve_conj()) if number.is_complex() else number.detach()
-    data = plain.flatten().view(torch.uint8)
-    if data.shape[0] <= _SHORT:
-        return facts, data
-    if data.storage_offset() % 8:
-        data = data.clone()  # words must be aligned
-    even = data.shape[0] // (8 * _STRETCHES) * 8 * _STRETCHES
-    sums = data[:even].view(torch.int64).view(_STRETCHES, -1).sum(1).view(torch.uint8)
-    return facts, sums if even == data.shape[0] else torch.cat([sums, data[even:]])
+    data = plain.flatten()
+    if data.nbytes % 8 or data.storage_offset() * data.element_size() % 8:
+        data = nn.functional.pad(data.view(torch.uint8), (0, -data.nbytes % 8))  # whole words, aligned
+    words = data.view(torch.int64)
+    if (count := words.shape[0]) <= _SHORT:
+        return facts, words
+    even = count // _STRETCHES * _STRETCHES
+    sums = words[:even].view(_STRETCHES, -1).sum(1)
+    return facts, sums if even == count else torch.cat([sums, words[even:]])

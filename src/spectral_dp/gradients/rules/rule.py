@@ -152,11 +152,13 @@ class Rule(ABC, Generic[Module]):
         """Returns the parameters that the rule covers: the module's own, or those of its parts too, each once."""
         if self.covers_parts:
             return dict(self.module.named_parameters())
-        first_names: dict[nn.Parameter, str] = {}
+        found: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()  # by identity: tensors are slow to hash
         for name, parameter in self.module._parameters.items():
-            if parameter is not None:
-                first_names.setdefault(parameter, name)
-        return {name: parameter for parameter, name in first_names.items()}
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[name] = parameter
+        return found
 
     def parameter(self, name: str) -> nn.Parameter:
         """Returns the parameter with this name."""
@@ -232,19 +234,19 @@ class WeightAndBiasRule(GhostRule[Module]):
         return self.trains("weight")
 
     def squared_norms(self, x: Any, dA: Tensor) -> Tensor:
-        total = dA.new_zeros(len(dA), dtype=torch.float64)
-        if self.trains("weight") and len(dA):
-            total = total + self.weight_norms(x, dA)
-        if self.trains("bias"):
-            total = total + bias_norms(self.positions(dA))
-        return total
+        bias = bias_norms(self.positions(dA)) if self.trains("bias") else None
+        if not (self.trains("weight") and dA.shape[0]):
+            return dA.new_zeros(dA.shape[0], dtype=torch.float64) if bias is None else bias
+        weight = self.weight_norms(x, dA)
+        return weight if bias is None else weight + bias
 
     def clipped_sum(self, x: Any, dA: Tensor, c: Tensor) -> dict[str, Tensor]:
         sums = {}
         if self.trains("weight"):
             sums["weight"] = self.weight_sum(x, dA, c)
         if self.trains("bias"):
-            sums["bias"] = c.to(self.dtype) @ over_tokens(self.positions(dA))
+            biases = over_tokens(self.positions(dA))
+            sums["bias"] = c.to(biases.dtype) @ biases
         return sums
 
     def form(self, x: Any, dA: Tensor) -> dict[str, Tensor]:
