@@ -63,7 +63,7 @@ class Projection:
         """Returns the signal ``(..., *shape)`` of kept coordinates ``(..., M)``, after the post-gains."""
         gains = self.gains
         if self._is_short(kept):
-            return (kept @ self._matrix("back", kept)).unflatten(-1, gains.pre.shape)
+            return (kept @ self._matrix("back", kept)).view(kept.shape[:-1] + gains.pre.shape)
         if gains.kept_post is not None:
             kept = kept * gains.kept_post.to(kept)
         return self.transform.inverse(gains.expand(kept), self._dims)

@@ -107,10 +107,10 @@ def plan_release(
         counts = [math.prod(rule.coefficient_shape(own_name)) for rule, own_name in owners]
         planned = [PlannedParameter(names[p], p.numel(), n) for p, n in zip(parameters, counts, strict=True)]
         found.append((layers[0].name, tuple(planned)))
-    blocks = []
+    blocks, nothing = [], torch.empty(0)
     bounds = clipping.noise_bounds([sum(p.coordinates for p in each) for _, each in found])
     for (layer, each), bound in zip(found, bounds, strict=True):
-        sensitivity = Clipped(torch.empty(0), bound).sensitivity(relation)
+        sensitivity = Clipped(nothing, bound).sensitivity(relation)
         noise_std = noise_multiplier * sensitivity if noise_multiplier else 0.0
         blocks.append(PlannedBlock(layer, each, bound, sensitivity, noise_std))
     return ReleasePlan(tuple(blocks), noise_multiplier, relation, expected_batch_size)

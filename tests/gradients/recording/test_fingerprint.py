@@ -42,6 +42,25 @@ def test_any_single_number_that_changes_is_seen(value):
         assert Fingerprint(module).changes(before) == []
 
 
+@pytest.mark.parametrize("size", [2, 3, 4096, 8192])
+def test_values_that_change_places_in_a_short_tensor_are_seen(size):
+    """As rows of a bank of earlier samples do: no sum would tell."""
+    module = nn.Module()
+    module.bank = torch.arange(size, dtype=torch.float32)
+    before = Fingerprint(module)
+    module.bank[[0, size - 1]] = module.bank[[size - 1, 0]]
+    assert Fingerprint(module).changes(before) == ["bank"]
+
+
+def test_bytes_belong_to_the_tensor_that_holds_them():
+    """All are copied at once: a value that moves to the next tensor changes both."""
+    module = nn.Module()
+    module.a, module.b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    before = Fingerprint(module)
+    module.a[2], module.b[0] = 4.0, 3.0
+    assert Fingerprint(module).changes(before) == ["a", "b"]
+
+
 def test_empty_tensors_and_other_layouts_are_taken():
     module = nn.Module()
     module.register_buffer("empty", torch.zeros(0, 3))

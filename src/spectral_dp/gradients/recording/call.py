@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         """The tensors that a module was called with; of those that samples share, the wide ones."""
-        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        leaves = self.args if self._is_flat else tree_leaves((self.args, dict(self.kwargs)))
         return [of_samples(v) for v in leaves if isinstance(v, Tensor)]
 
     def wide(self, samples: int) -> Call:
@@ -65,9 +65,14 @@ class Call(NamedTuple):
         """A call without the numbers that its tensors hold: each stands there with its shape, on the meta device."""
         return self._mapped(lambda t: torch.empty_like(t, device="meta"))
 
+    @property
+    def _is_flat(self) -> bool:
+        """Whether there are tensors only, one after the other, as nearly always."""
+        return not self.kwargs and all(isinstance(value, Tensor) for value in self.args)
+
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Call:
         """A call with other tensors in the places of its own."""
-        if not self.kwargs and all(isinstance(value, Tensor) for value in self.args):  # nearly always
+        if self._is_flat:
             return self._replace(args=tuple(map(function, self.args)))
         args, kwargs = tree_map_only(Tensor, function, (self.args, dict(self.kwargs)))
         return self._replace(args=args, kwargs=kwargs)

@@ -93,7 +93,7 @@ def all_watches() -> Iterator[Watch]:
 
 
 def _watching(module: nn.Module) -> list[Watch]:
-    return [watch for watch in all_watches() if watch._is_watching(module)]
+    return [watch for this in _watches if (watch := this()) is not None and watch._is_watching(module)]
 
 
 def _tell_before(module: nn.Module, args: Any) -> None:

@@ -73,7 +73,7 @@ class Pass:
         """
         if self.samples is None or self.samples < 2 or output.ndim == 0:
             return False
-        n = len(output)
+        n = output.shape[0]
         is_made_of_it = x is not None and x.requires_grad
         if n == self.samples and x is not None:
             if _place(x) in self._inputs:
@@ -193,4 +193,4 @@ def _place(tensor: Tensor) -> tuple[int, ...]:
         return ()
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # within vmap: it has no place of its own
         return ()
-    return (tensor.untyped_storage().data_ptr(), tensor.stride(0), len(tensor))
+    return (tensor.untyped_storage().data_ptr(), tensor.stride(0), tensor.shape[0])

@@ -306,7 +306,8 @@ class Recorder(Watch, Generic[Kept]):
         samples, origin = current.samples, current.origins.of_call(module)
         if module is current.root:  # its rows are the samples, however it was given them (bags by offsets)
             samples = None
-        if samples == 0 and first.ndim and len(first):
+        rows = first.shape[0] if first.ndim else None
+        if samples == 0 and rows:
             return None  # of what samples share, where there are none
         is_shared = isinstance(first, Shared) or (
             samples is not None and current.is_shared(origin, module, next(iter(inputs), None), first)
@@ -332,8 +333,8 @@ class Recorder(Watch, Generic[Kept]):
         if is_shared:
             assert samples is not None
             call = call.wide(samples)
-        elif samples and first.ndim and len(first) != samples:
-            call = call.with_rows(len(first), samples)
+        elif samples and rows is not None and rows != samples:
+            call = call.with_rows(rows, samples)
         if not self._needs_input(module):
             call = call.shapes()
         self._captures.watch(module, call, of_samples(leaves[tensors[0]]), None if is_shared else samples)

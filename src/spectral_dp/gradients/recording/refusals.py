@@ -27,8 +27,8 @@ def check_called_as_it_is(module: nn.Module, trained: Collection[nn.Parameter]) 
             "its per-sample gradients cannot be recorded: call it on the whole batch outside of the transform, or "
             "freeze it"
         )
-    own = {id(p) for p in module.parameters()}
-    if not all(id(p) in own for p in trained):
+    own = set(map(id, module._parameters.values()))
+    if any(id(p) not in own for p in trained) and not set(map(id, trained)) <= set(map(id, module.parameters())):
         raise RuntimeError(
             f"the trained parameters of {name} were replaced by other tensors while it was called, as "
             "torch.func.functional_call does, so its gradient is not that of its own parameters: call the module "

@@ -65,13 +65,14 @@ class LinearRule(WeightAndBiasRule[nn.Linear]):
         return self.positions(dA).mT @ self._inputs(self.positions(x), counted=True)
 
     def positions(self, dA: Tensor) -> Tensor:
-        return as_tokens(dA.to(self.dtype))
+        dtype = self.dtype
+        return as_tokens(dA if dA.dtype == dtype else dA.to(dtype))
 
     def _inputs(self, x: Tensor, *, counted: bool = False) -> Tensor:
         """Returns the input as the gradient uses it: ``(B, T, n)``, or its filtered spectrum ``(B, T, C * M)``."""
         if self.projection is None or self._layout is None:
             return x
-        return self.projection.analyse(x.unflatten(-1, self._layout), counted=counted).flatten(-2)
+        return self.projection.analyse(x.view(x.shape[:-1] + self._layout), counted=counted).flatten(-2)
 
     def _input_errors(self, x: Tensor) -> Tensor | None:
         """Returns bounds ``(B, T)`` on how far the filtered inputs of norm and sum differ; None without a filter."""
