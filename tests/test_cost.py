@@ -58,10 +58,11 @@ class Tally(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.numbers, self.largest = 0, 0
+        self.operations, self.numbers, self.largest = 0, 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
+        self.operations += 1
         sizes = [] if func.is_view else [t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         self.numbers += sum(sizes)
         self.largest = max(self.largest, *sizes, 0)
@@ -140,6 +141,22 @@ def test_a_private_step_on_sequences_costs_about_as_much_as_a_plain_one(model):
     check_sequences(model)
 
 
+def check_that_small_batches_take_few_operations():
+    """Each operation takes some microseconds, whatever the batch: they are what a step on a few samples costs."""
+    counts = {}
+    for contestant in ("plain", "spectral"):
+        step = CONTESTANTS[contestant](Workload("lenet5", 8))
+        step()
+        with Tally() as tally:
+            step()
+        counts[contestant] = tally.operations
+    assert counts["spectral"] - counts["plain"] <= 500
+
+
+def test_small_batches_take_few_operations():
+    check_that_small_batches_take_few_operations()
+
+
 def is_linear(costs):
     """Whether the cost of a batch, and of twice and four times as large a one, grows by the same for every sample."""
     first, second = (b - a for a, b in itertools.pairwise(costs))
@@ -161,6 +178,12 @@ def test_control_a_square_is_not_linear():
 
 class TestControls:
     """Each is a way back to something slow, and must not pass."""
+
+    def test_lengths_of_a_few_samples_at_a_time(self, monkeypatch):
+        monkeypatch.setattr(norms, "CHUNK_BYTES", 0)
+        monkeypatch.setattr("spectral_dp.gradients.sums.CHUNK_BYTES", 0)
+        with pytest.raises(AssertionError):
+            check_that_small_batches_take_few_operations()
 
     @pytest.mark.parametrize("name", ["lenet5", "model2", "model3"])
     def test_gram_matrices_of_large_maps(self, name, monkeypatch):

@@ -176,7 +176,8 @@ class Rule(ABC, Generic[Module]):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of all computations: at least float32, also under autocast and for half-precision models."""
-        return torch.promote_types(next(iter(self.parameters().values())).dtype, torch.float32)
+        own = next(iter(self.parameters().values())).dtype
+        return own if own == torch.float32 else torch.promote_types(own, torch.float32)
 
     def released(self, name: str, total: Tensor) -> Tensor:
         """Returns the released coordinates, in :meth:`coefficient_shape`, of a sum of what :meth:`form` returned."""
