@@ -44,7 +44,17 @@ def test_no_torch_where_none_is_needed(arguments):
     loaded = set(result.stderr.split())
     assert not loaded & {"torch", "matplotlib", "sklearn", "safetensors", "PIL", "cryptography"}
     assert "typer" in loaded, "it is seen what is loaded"
-    assert ("dp_accounting" in loaded) == ("--help" not in arguments)
+    assert ("scipy.signal" in loaded) == ("--help" not in arguments)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_engine_is_there_without_what_only_accounting_takes(asks):
+    """dp_accounting and scipy.signal take a second to import: training need not wait for them, epsilon may."""
+    code = "import sys; from spectral_dp import PrivacyEngine, accounting\n"
+    code += "accounting.epsilon(1.0, 0.01, 10, 1e-5, accountant='rdp')\n" if asks else ""
+    code += "print('dp_accounting' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert result.stdout.strip() == str(asks)
 
 
 def test_negative_control_torch_is_seen():

@@ -10,6 +10,8 @@
   ``composition`` (discretised privacy losses) and ``coarsening`` (schedules with many different steps).
 """
 
+from typing import TYPE_CHECKING, Any
+
 from spectral_dp.accounting.calibration import calibrate_noise as calibrate_noise
 from spectral_dp.accounting.calibration import calibrate_steps as calibrate_steps
 from spectral_dp.accounting.calibration import delta as delta
@@ -21,5 +23,15 @@ from spectral_dp.accounting.privacy_loss import Phase as Phase
 from spectral_dp.accounting.privacy_loss import gaussian_delta as gaussian_delta
 from spectral_dp.accounting.privacy_loss import gaussian_epsilon as gaussian_epsilon
 from spectral_dp.accounting.privacy_loss import gaussian_noise_multiplier as gaussian_noise_multiplier
-from spectral_dp.accounting.selection import Selection as Selection
-from spectral_dp.accounting.selection import TrialsLaw as TrialsLaw
+
+if TYPE_CHECKING:
+    from spectral_dp.accounting.selection import Selection as Selection
+    from spectral_dp.accounting.selection import TrialsLaw as TrialsLaw
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Selection", "TrialsLaw"):  # late: dp_accounting takes half a second, and training does not need it
+        from spectral_dp.accounting import selection
+
+        return getattr(selection, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

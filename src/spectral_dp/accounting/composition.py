@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import fftconvolve, lfilter
 from scipy.special import logsumexp
 
 ROUNDING = 1e-15  # a sum of T losses by a Fourier transform has an error of about T times this in probability
@@ -75,6 +74,8 @@ class Losses(NamedTuple):
         K(i) = e^-h (K(i+1) + p_{i+1}). Both are sums of positive terms, which can neither cancel nor overflow. (On
         wide intervals the difference beyond(i) - D(i) = K(i) would consist of rounding errors.)
         """
+        from scipy.signal import lfilter  # late: it takes half a second, and training may never ask for epsilon
+
         first = max(self.low - 1, 0)
         positive = self.masses[first + 1 - self.low :]
         falling = positive[::-1] if positive.size else np.zeros(1)
@@ -134,6 +135,8 @@ def repeated(losses: Losses, times: int) -> Losses:
 
 def summed(one: Losses, other: Losses) -> Losses:
     """Returns the sum of two independent losses on the same grid."""
+    from scipy.signal import fftconvolve  # late: as above
+
     assert one.interval == other.interval
     infinite = one.infinite + other.infinite - one.infinite * other.infinite
     return _trimmed(one.interval, one.low + other.low, fftconvolve(one.masses, other.masses), infinite)

@@ -14,9 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
-import dp_accounting
 import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant as renyi
 from numpy.typing import NDArray
 
 from spectral_dp.accounting.coarsening import MAX_KINDS, Kind, coarsened
@@ -86,6 +84,8 @@ def spending(phases: Iterable[Phase], accountant: Accountant, relation: Relation
     if phases[0].noise_multiplier < _NO_NOISE:  # that of all unsampled steps together
         return Spending(lambda _: math.inf, lambda _: 1.0)
     if accountant == "rdp":
+        from dp_accounting.rdp import rdp_privacy_accountant as renyi  # late: see _renyi_divergence
+
         curve = _renyi_sum(phases)
         return Spending(
             lambda delta: float(renyi.compute_epsilon(ORDERS, curve, delta)[0]),
@@ -158,6 +158,8 @@ def gathered(phases: Iterable[Phase], least_noise: float = 0.0, least_level: int
 @lru_cache(maxsize=1024)
 def _renyi_divergence(noise_multiplier: float, sample_rate: float) -> NDArray[np.float64]:
     """Returns the Rényi divergence of one step at each of ``ORDERS`` (Mironov, Talwar & Zhang 2019)."""
+    import dp_accounting  # late: it takes half a second, and PLD does not need it
+
     accountant = dp_accounting.rdp.RdpAccountant(ORDERS)
     accountant.compose(
         dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier))
