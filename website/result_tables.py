@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from spectral_dp.experiments.comparison import paired_difference
+from spectral_dp.experiments.grid import Grid
+from spectral_dp.experiments.recipe import read_recipe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -146,6 +148,26 @@ def scattering_table() -> str:
     return "\n".join(lines)
 
 
+def cifar10_table() -> str:
+    """CIFAR-10 at epsilon 3 without other data: networks from scratch, scattering, features from no data."""
+    found: list[tuple[str, str, str, dict[int, float]]] = []
+    networks = next(panel for panel in read_recipe("best-results", "cpu").panels if panel.origin == "ours")
+    for (row, column), cell in networks.cells.items():
+        runs = Grid({column: cell.settings}, range(5)).results(RESULTS / "runs")[column].runs
+        if runs:
+            by_seed = {run.settings.seed: run.figure("heldout_accuracy") for run in runs}
+            name = f"{column.split(', ')[1]} from scratch"
+            found.append((name, f"runs/{runs[0].name}/summary.json", row, by_seed))
+    heads = {"scattering-cpu": (2, "scattering, linear"), "priors-cpu": (0, "features from no data, linear")}
+    for results, (panel, name) in heads.items():
+        for cell in read_results(results)["panels"][panel]["cells"]:
+            if cell["column"] == "ε = 3" and cell["row"] != "Non-private":
+                found.append((name, f"{results}/README.md", cell["row"], accuracies(cell)))
+    lines = ["| CIFAR-10, ε = 3 | test accuracy % | seeds |", "|---|---|---|"]
+    lines += [f"| [{name}](results/{link}), {row} | {_mean(each)} | {len(each)} |" for name, link, row, each in found]
+    return "\n".join(lines)
+
+
 def ablation_table() -> str:
     """What each part of the features from no data is worth: the paired difference from leaving everything as it is."""
     panels = read_results("priors-ablation-cpu")["panels"]
@@ -163,6 +185,7 @@ def ablation_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "ablation": ablation_table,
     "accuracy": accuracy_table,
+    "cifar10": cifar10_table,
     "cost": cost_table,
     "opacus": opacus_table,
     "paper": paper_table,
