@@ -65,9 +65,21 @@ class TestDamage:
     def test_a_sound_line_is_accepted(self, tmp_path):
         """The control: what was changed in the lines above is what was refused."""
         run = fabricate(tmp_path / "run")
-        sound = ROW | {"unsafe": {"training_loss": 1.0}, "ledger_head": run.metrics()[-1]["ledger_head"]}
+        last = {name: run.metrics()[-1][name] for name in ("ledger_head", "heldout_accuracy")}
+        sound = ROW | {"unsafe": {"training_loss": 1.0}} | last
         run.metrics_file.write_text(json.dumps(sound) + "\n")
         assert RecordedRun.read(run).has_unsafe
+
+    @pytest.mark.parametrize("method", ["dpsgd", "nonprivate"])
+    def test_a_finished_run_that_lost_its_last_evaluation(self, tmp_path, method):
+        """An earlier evaluation would be counted as its result."""
+        run = fabricate(tmp_path / "run", method=method)
+        lines = run.metrics_file.read_text()
+        run.metrics_file.write_text(lines[:-9])
+        with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is damaged: its last evaluation is not the one"):
+            RecordedRun.read(run)
+        run.metrics_file.write_text(lines)  # the control
+        assert RecordedRun.read(run).is_finished
 
     def test_a_finished_run_without_its_statement(self, tmp_path):
         run = fabricate(tmp_path / "run")

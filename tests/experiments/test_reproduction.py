@@ -133,6 +133,15 @@ class TestReport:
         config.write_text(json.dumps(json.loads(config.read_text()) | {"learning_rate": 123.0}))
         assert "| 90.00 |" not in report()
 
+    def test_a_run_of_other_settings_does_not_replace_what_was_kept(self, recipe, finish, report, tmp_path):
+        settings = cell(recipe, "DP-SGD", "ε | 1")
+        finish(settings, 0.9)
+        report()
+        config = tmp_path / "runs" / run_name(settings) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"learning_rate": 123.0}))
+        assert "| 90.00 | 90.50 |" in report()
+        assert "| 90.00 | 90.50 |" in report()  # it is still there
+
     def test_nothing_finished(self, report, tmp_path):
         text = report()
         assert r"| DP-SGD | ε \| 2 | not run | not printed |  |  | 0 of 2 | the paper's, reduced |" in text

@@ -2,8 +2,10 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.support.fabricated_runs import fabricate
 
 from spectral_dp.accounting import Ledger
 from spectral_dp.experiments.run_directory import RunDirectory, RunDirectoryError
@@ -155,3 +157,40 @@ def test_damage_is_named(tmp_path, tiny):
     with pytest.raises(RunDirectoryError, match="holds no run"):
         RunDirectory(tmp_path).settings()
     assert json.loads(run.config.read_text())["epochs"] == 2
+
+
+class TestRecord:
+    def test_it_is_replaced_whole_by_that_of_another_run(self, tmp_path):
+        kept = RunDirectory(tmp_path / "records" / "run")
+        fabricate(tmp_path / "old", accuracy=0.9).copy_record(kept.path)
+        (kept.path / "of-the-old-run").touch()
+        new = fabricate(tmp_path / "new", accuracy=0.8)
+        new.copy_record(kept.path)
+        assert kept.summary()["heldout_accuracy"] == 0.8
+        assert not (kept.path / "of-the-old-run").exists()
+        assert [path.name for path in kept.path.parent.iterdir()] == ["run"]
+
+    def test_one_that_is_there_already_is_not_touched(self, tmp_path):
+        """Otherwise a kill at the wrong moment would lose it."""
+        run, kept = fabricate(tmp_path / "run"), tmp_path / "records" / "run"
+        run.copy_record(kept)
+        before = kept.stat().st_ino
+        run.copy_record(kept)
+        assert kept.stat().st_ino == before
+        run.metrics_file.write_text("")  # the control: what differs is copied
+        run.copy_record(kept)
+        assert kept.stat().st_ino != before
+        assert (kept / "metrics.jsonl").read_text() == ""
+
+    def test_one_that_could_not_be_copied_leaves_the_old_one(self, tmp_path, monkeypatch):
+        run, kept = fabricate(tmp_path / "run", accuracy=0.9), RunDirectory(tmp_path / "records" / "run")
+        run.copy_record(kept.path)
+        monkeypatch.setattr(Path, "write_bytes", _no_space)
+        with pytest.raises(OSError, match="no space"):
+            fabricate(tmp_path / "new", accuracy=0.8).copy_record(kept.path)
+        assert kept.summary()["heldout_accuracy"] == 0.9
+        assert [path.name for path in kept.path.parent.iterdir()] == ["run"]
+
+
+def _no_space(*_):
+    raise OSError("no space left on the device")

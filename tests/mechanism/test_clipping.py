@@ -81,6 +81,12 @@ def test_squares_that_underflow_count(size):
     assert float(clip_each(torch.full((1, 10_000), size), 1e-22).value.double().norm()) <= 1e-22
 
 
+@pytest.mark.parametrize("size", [0, 1, 512, 1025])
+def test_no_contributions_sum_to_zero(size):
+    """An error would tell that nobody was drawn."""
+    assert torch.equal(clip_and_sum(torch.zeros(0, size), 1.0).value, torch.zeros(size))
+
+
 def test_scalar_contributions():
     assert float(clip_and_sum(torch.tensor([3.0, -0.5]), 1.0).value) == pytest.approx(0.5, abs=1e-4)
 

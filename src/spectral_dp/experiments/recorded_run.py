@@ -48,6 +48,8 @@ class RecordedRun:
                 raise _damaged(directory.metrics_file, "a finished run has evaluations")
             if statement.get("ledger_head") != rows[-1].get("ledger_head"):
                 raise _damaged(directory.privacy, "it states the privacy of another run than the one evaluated here")
+            if summary.get("heldout_accuracy") != rows[-1]["heldout_accuracy"]:
+                raise _damaged(directory.metrics_file, "its last evaluation is not the one that summary.json reports")
         return cls(directory.path.resolve().name, settings, rows, layers, statement, summary)
 
     @property

@@ -68,9 +68,10 @@ def write_report(recipe: Recipe, root: Path, out: Path, command: str) -> list[Re
 def _keep(results: Iterable[Result], root: Path, records: Path) -> None:
     if root.resolve() == records.resolve():
         return
-    for name in {run.name for result in results for run in result.runs}:
-        if (source := RunDirectory(root / name)).is_finished:
-            source.copy_record(records / name)
+    for run in {run.name: run for result in results for run in result.runs}.values():
+        # A run of other settings may stand there under this name, and then what was counted is the record itself.
+        if (source := RunDirectory(root / run.name)).holds_result_of(run.settings):
+            source.copy_record(records / run.name)
 
 
 def _as_json(recipe: Recipe, panels: Sequence[Results], command: str) -> dict[str, Any]:

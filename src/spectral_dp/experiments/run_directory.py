@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from spectral_dp.accounting import Ledger
 from spectral_dp.errors import SpectralDPError
 from spectral_dp.experiments.setting_files import read_file
 from spectral_dp.experiments.settings import ResolvedSettings
-from spectral_dp.files import locked, remove_abandoned, write_json, write_text
+from spectral_dp.files import locked, partial_directory, remove_abandoned, write_json, write_text
 
 
 class RunDirectoryError(SpectralDPError, ValueError):
@@ -90,15 +89,22 @@ class RunDirectory:
         return self.exists and self.is_finished and self.settings().essential() == settings.essential()
 
     def copy_record(self, to: Path) -> None:
-        """Copies what a report reads of a finished run, a few kilobytes; a copy that is there is replaced whole."""
-        unfinished = to.with_name(f".{to.name}.part")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        for file in (self.config, self.metrics_file, self.layers, self.privacy, self.summary_file):
-            if file.exists():
-                shutil.copyfile(file, unfinished / file.name)
-        shutil.rmtree(to, ignore_errors=True)
-        unfinished.rename(to)
+        """Copies what a report reads of a finished run, a few kilobytes.
+
+        A copy of another run is replaced whole. One that is there already is not touched, so that no kill can lose it.
+        """
+        files = (self.config, self.metrics_file, self.layers, self.privacy, self.summary_file)
+        record = {file.name: file.read_bytes() for file in files if file.exists()}
+        if to.is_dir() and {file.name: file.read_bytes() for file in to.iterdir() if file.is_file()} == record:
+            return
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with partial_directory(to) as partial:
+            (partial / "new").mkdir()
+            for name, content in record.items():
+                (partial / "new" / name).write_bytes(content)
+            if to.exists():
+                to.rename(partial / "old")
+            (partial / "new").rename(to)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the evaluations so far; a line that was cut off by a kill is left out."""

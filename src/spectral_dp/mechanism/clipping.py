@@ -295,7 +295,7 @@ def row_norms(z: Tensor) -> Tensor:
     whole = z.shape[1] // _PIECE * _PIECE
     norms = torch.linalg.vector_norm(z[:, whole:] if whole else z, dim=1)
     if whole:
-        pieces = torch.linalg.vector_norm(z[:, :whole].view(z.shape[0], -1, _PIECE), dim=2)
+        pieces = torch.linalg.vector_norm(z[:, :whole].view(z.shape[0], whole // _PIECE, _PIECE), dim=2)
         norms = torch.linalg.vector_norm(torch.cat([pieces, norms[:, None]], dim=1).double(), dim=1)
     return norms.double() + underflow(z.shape[1], z.dtype)
 

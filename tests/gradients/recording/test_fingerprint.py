@@ -18,6 +18,9 @@ from spectral_dp.gradients.recording.fingerprint import Fingerprint, held, numbe
         torch.randn(3, 5),
         torch.randn(3, 5).T,
         torch.randn(9)[1:],
+        torch.randn(9)[1::2],
+        torch.randn(20_006)[::2],
+        torch.randn(4, 6)[:, 3],
         torch.randn(5, dtype=torch.complex64),
         torch.randn(5).half(),
         torch.randint(5, (11,), dtype=torch.int8),
@@ -66,6 +69,7 @@ def test_empty_tensors_and_other_layouts_are_taken():
     module.register_buffer("empty", torch.zeros(0, 3))
     module.register_buffer("meta", torch.zeros(3, device="meta"))
     module.sparse = torch.eye(3).to_sparse()
+    module.register_buffer("expanded", torch.ones(1).expand(2, 4))
     assert Fingerprint(module).changes(Fingerprint(module)) == []
 
 

@@ -134,7 +134,7 @@ def _read(number: Number) -> tuple[Any, Tensor | None]:
     if number.is_meta or number.layout is not torch.strided or number.is_quantized:
         return facts, None
     plain = torch.view_as_real(number.detach().resolve_conj()) if number.is_complex() else number.detach()
-    data = plain.flatten()
+    data = plain.contiguous().flatten()  # which alone would leave a vector with gaps, or an expanded one, as it is
     if data.nbytes % 8 or data.storage_offset() * data.element_size() % 8:
         data = nn.functional.pad(data.view(torch.uint8), (0, -data.nbytes % 8))  # whole words, aligned
     words = data.view(torch.int64)
