@@ -124,7 +124,7 @@ class Workload:
             return torch.randint(sequence_models.VOCABULARY, (self.batch_size, _SEQUENCES[self.model][1])), y
         shape = _IMAGES[self.model] if self.model in _IMAGES else _OWN[self.model][1](self.width)
         x = torch.randn(self.batch_size, *shape)
-        if self.channels_last:
+        if self.channels_last and self.convolves:
             x = x.contiguous(memory_format=torch.channels_last)
         # A layer by itself stands for one inside a network, which has a gradient to hand on.
         x.requires_grad_(self.model == "layer")
