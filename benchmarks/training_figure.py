@@ -39,11 +39,10 @@ _BATCH = 256
 
 
 def draw(entries: list[Entry]) -> Figure:
-    """Bars at the batch sizes of the goals, or at 256, or at the largest there is."""
-    sizes = {entry.size for entry in entries}
-    others = {_BATCH} & sizes or {max(sizes, default=0)}
-    judged = [entry for entry in entries if goals.goals_of(entry)]
-    shown = [entry for entry in entries if entry in judged or entry.size in others]
+    """Bars at batch 256; workloads that were not measured there have them where their goals are, or where largest."""
+    at_batch = {entry.name for entry in entries if entry.size == _BATCH}
+    shown = [e for e in entries if e.size == _BATCH or (e.name not in at_batch and goals.goals_of(e))]
+    shown = shown or [e for e in entries if e.size == max(e.size for e in entries)]
     names = [n for n in CONTESTANTS if n in STYLES and any(entry.standing(n) for entry in shown)]
     figure = Figure(figsize=(max(7.0, 2.2 + 2.1 * len(shown)), 7.6), layout="constrained")
     FigureCanvasAgg(figure)

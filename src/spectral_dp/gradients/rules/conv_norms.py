@@ -259,7 +259,7 @@ def _pad(x: Tensor, geometry: ConvGeometry) -> Tensor:
 # Prices in multiply-adds of a matrix product (0.02 ns each when measured: float32, two AVX2 cores, batch 256).
 TAP_PRICE = 50  # per number of the unprojected per-sample gradient: written, stacked, projected, squared
 CACHE_PRICE = 50  # per cached number of z_b: first touch of its memory, reread by the clipped sum (20 to 150)
-HELD_PRICE = 125  # the same where inputs are filtered first: it takes half of that, and memory the rest
+HELD_PRICE = 125  # per kept number of z_b that comes from filtered inputs: half of it is time, half the memory it holds
 GRAM_PRICE = 60  # per entry of a padded Gram matrix: shifted sums and inner product
 FILTER_PRICE = 60  # per number of a filtered or shifted input
 TAP_COPY_PRICE = 1.5  # per multiplication of a filter, with the copy of the taps that it needs
