@@ -61,6 +61,7 @@ PROJECTIONS = {
     "square roots": ({"feature_rank": 40, "feature_exponent": 0.5}, (40,)),
     "not of unit length": ({"feature_rank": 40, "feature_length": "none"}, (40,)),
     "channels": ({"feature_channels": 3, "model": "cnn"}, (3, 7, 7)),
+    "standardised channels": ({"feature_channels": 3, "model": "cnn", "feature_norm": "public"}, (3, 7, 7)),
     "no projection": ({}, (4, 7, 7)),
     "unit length only": ({"feature_length": "unit"}, (4, 7, 7)),
 }
@@ -157,6 +158,7 @@ def test_models_of_images_have_no_facts():
         ({"feature_rank": 5, "feature_channels": 2}, "give one"),
         ({"feature_rank": 5, "feature_norm": "private"}, "use feature_norm group or none"),
         ({"feature_length": "unit", "feature_norm": "public"}, "use feature_norm group or none"),
+        ({"feature_exponent": 0.5, "feature_norm": "public"}, "or public with a projection"),
         ({"feature_exponent": 0.5, "feature_norm": "private"}, "use feature_norm group or none"),
         ({"feature_exponent": 0.0}, "feature_exponent must be above 0 and at most 1"),
         ({"feature_channels": 3, "model": "scatter-cnn"}, "use the model cnn, the form for colour"),

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from tests.support.extractors import Pooled, Scaled
+from tests.support.extractors import Edges, Pooled, Scaled
 
 from spectral_dp.features import FeatureError, Prepared, generated_spectrum
 from spectral_dp.features import spectrum as module
@@ -37,6 +37,30 @@ def test_one_of_channels_is_that_of_all_positions(tmp_path):
     assert found.eigenvalues[0].item() == pytest.approx(torch.linalg.eigvalsh(torch.cov(x.T))[-1].item(), rel=1e-3)
 
 
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_standardised_one_is_that_of_correlations(tmp_path, channels):
+    """Its directions include the division by deviations: coordinates are those of standardised features."""
+    maps, settings = features(Edges(), 400), {"images": 400, "channels": channels}
+    x = maps.flatten(2).transpose(1, 2).flatten(0, 1) if channels else maps.flatten(1)
+    found = generated_spectrum(Edges(), SHAPE, tmp_path, standardized=True, **settings).load()
+    values, axes = torch.linalg.eigh(torch.corrcoef(x.T))
+    assert torch.allclose(found.eigenvalues, values.flip(0)[: found.rank], rtol=1e-3, atol=1e-4)
+    coordinates = (x - found.mean.double()) @ found.basis.double()
+    expected = ((x - x.mean(0)) / x.std(0, correction=0)) @ axes[:, -1]
+    assert torch.allclose(coordinates[:, 0].abs(), expected.abs(), rtol=1e-3, atol=1e-3)
+    assert torch.allclose(coordinates.square().mean(0), found.eigenvalues, rtol=1e-2, atol=1e-4)
+    covariances = generated_spectrum(Edges(), SHAPE, tmp_path, **settings).load()
+    assert float(covariances.eigenvalues.sum()) == pytest.approx(x.var(0).sum().item(), rel=0.01)
+    assert float(found.eigenvalues.sum()) == pytest.approx(x.shape[1], rel=0.01)
+
+
+def test_numbers_that_never_vary_are_not_blown_up(tmp_path):
+    stored = generated_spectrum(Scaled(0.0), SHAPE, tmp_path, images=40, standardized=True)
+    varying, constant = stored.load(10).basis.split(64)
+    assert bool(torch.isfinite(varying).all())
+    assert float(constant.abs().max()) < 1e-3 * float(varying.abs().max())
+
+
 def test_views_and_stages_come_first(tmp_path):
     stored = generated_spectrum(Scaled(), SHAPE, tmp_path, stages=[Prepared(groups=2)], mirrored=True, images=50)
     mean = stored.load(1).mean.view(2, 8, 8)
@@ -64,6 +88,7 @@ class TestIsComputedOnce:
             {"images": 21},
             {"seed": 1},
             {"prior": "white-noise"},
+            {"standardized": True},
             {"stages": [Prepared(groups=2)]},
             {"stages": [Prepared()], "mirrored": True},
             {"extractor": Pooled(3)},

@@ -64,7 +64,7 @@ def _rows(
 
 def with_normalization(settings: ResolvedSettings, model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Gives the model of a run its normalisation of channels, if it has one; public statistics are set at once."""
-    if not feature_stages.reads_features(settings) or settings.feature_norm not in ("private", "public"):
+    if not feature_stages.normalizes_in_model(settings):
         return model
     extractor, of_image = feature_stages.extractor_of(settings), feature_stages.image_shape(settings)
     positions = math.prod(extractor.output_shape(of_image)[1:])

@@ -56,6 +56,7 @@ def stages_of(settings: ResolvedSettings) -> list[features.Extractor]:
         stages=prepared,
         mirrored=settings.mirror_average,
         channels=settings.feature_channels is not None,
+        standardized=settings.feature_norm == "public",
         rank=rank,
         prior=settings.feature_prior,
         images=settings.feature_prior_images,
@@ -64,6 +65,14 @@ def stages_of(settings: ResolvedSettings) -> list[features.Extractor]:
     unit = settings.feature_length == "unit"
     gains = features.Weighted(spectrum, settings.feature_power, settings.feature_damp, unit)
     return [*prepared, features.Projected(spectrum, rank), gains]
+
+
+def normalizes_in_model(settings: ResolvedSettings) -> bool:
+    """Returns whether the model of a run normalises channels itself; projected features are normalised before."""
+    is_projected = settings.feature_rank or settings.feature_channels
+    return reads_features(settings) and (
+        settings.feature_norm == "private" or (settings.feature_norm == "public" and not is_projected)
+    )
 
 
 def feature_shape(settings: ResolvedSettings, shape: tuple[int, ...]) -> tuple[int, ...]:

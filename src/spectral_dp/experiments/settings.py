@@ -70,11 +70,13 @@ class _CheckedOptions(Options):
             raise SettingsError(
                 "feature_rank projects all numbers of a record, feature_channels its channels: give one"
             )
-        is_last = self.feature_rank or self.feature_channels or self.feature_length == "unit"
-        if (is_last or self.feature_exponent != 1) and self.feature_norm in ("private", "public"):
+        is_projected = self.feature_rank or self.feature_channels
+        is_changed = is_projected or self.feature_length == "unit" or self.feature_exponent != 1
+        if is_changed and (self.feature_norm == "private" or (self.feature_norm == "public" and not is_projected)):
             raise SettingsError(
                 f"feature_norm {self.feature_norm} is for features as they are, but a projection (feature_rank, "
-                "feature_channels), unit length or feature_exponent change them before: use feature_norm group or none"
+                "feature_channels), unit length or feature_exponent change them before: use feature_norm group or "
+                "none, or public with a projection, which then divides by deviations of generated images"
             )
         if any(not 0 <= decay < 1 for decay in self.ema_candidates):
             raise SettingsError(f"ema_candidates must be in [0, 1), got {self.ema_candidates}")

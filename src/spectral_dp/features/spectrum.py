@@ -1,8 +1,8 @@
 """The spectrum of features under generated images: computed once for each front end, and kept on the disk.
 
-A spectrum is a file with the mean, the eigenvectors and the eigenvalues of the covariance, and a description of what it
-is of (front end, stages, generator) with a checksum. It is written as a whole, and verified when it is read; one that
-is damaged, or of something else, is computed again.
+A spectrum is a file with the mean, the eigenvectors and the eigenvalues of the covariance, or of the correlations, and
+a description of what it is of (front end, stages, generator) with a checksum. It is written as a whole, and verified
+when it is read; one that is damaged, or of something else, is computed again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from spectral_dp.priors import ImagePrior, Spectrum, generate_images, get_prior,
 _VERSION = 1
 _KEPT = 4096  # eigenvectors that are stored, if there are so many: more cost room, fewer another computation
 _ROWS_AT_ONCE = 1024
+_LEAST_DEVIATION = 1e-3  # of the largest: a number that hardly varies is not blown up
 _TENSORS = ("mean", "basis", "eigenvalues")
 _UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, UnpicklingError)  # what torch says of damaged files
 
@@ -79,6 +80,7 @@ def generated_spectrum(
     stages: Sequence[Extractor] = (),
     mirrored: bool = False,
     channels: bool = False,
+    standardized: bool = False,
     rank: int | None = None,
     prior: str | ImagePrior = "dead-leaves",
     images: int = 8000,
@@ -97,6 +99,9 @@ def generated_spectrum(
         stages: What is done to the features before they are projected.
         mirrored: Whether the first stage averages over the image and its mirror image.
         channels: Whether to take the covariance of channels, over all positions of maps, not of whole records.
+        standardized: Whether to take correlations in place of covariances: every number is divided by the deviation
+            that it has under generated images. Without it, axes of numbers that are small everywhere come last. The
+            directions of the result are not orthonormal then, because this division is part of them.
         rank: The least number of eigenvectors that are needed.
         prior: What draws the images, or its name (see ``spectral_dp.priors``).
         images: How many images to generate.
@@ -135,6 +140,8 @@ def generated_spectrum(
         "input_shape": list(input_shape),
         "kept": kept,
     }
+    if standardized:  # not named otherwise, so that spectra from before there was a choice are still found
+        description["standardized"] = True
     named = json.dumps(description, sort_keys=True)
     digest = hashlib.sha256(named.encode()).hexdigest()
     path = Path(root) / "spectra" / f"{extractor.name}-{law.kind}-{digest[:12]}.pt"
@@ -143,8 +150,10 @@ def generated_spectrum(
             return found
         pixels, title = generate_images(law, images, input_shape, seed=seed), f"{law.kind}-{images}"
         rows = extract_in_stages(pixels, extractor, stages, root, title=title, views=views, jobs=jobs, show=show)
-        axes = principal_axes(_vectors(rows, channels), count=samples, rank=kept)
-        _write(path, axes, named)
+        deviations = _deviations(rows, channels) if standardized else torch.ones(size)
+        vectors = (part / deviations for part in _vectors(rows, channels))
+        axes = principal_axes(vectors, count=samples, rank=kept)
+        _write(path, _in_units_of(axes, deviations), named)
         stored = _verified(path, named, channels)
     if stored is None:
         raise FeatureError(f"{path} cannot be read back after it was written: check the disk")
@@ -165,6 +174,25 @@ def _vectors(rows: FeatureCache, channels: bool) -> Iterator[Tensor]:
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         part = rows[start : start + _ROWS_AT_ONCE].float()
         yield part.flatten(2).transpose(1, 2).flatten(0, 1) if channels else part.flatten(1)
+
+
+def _deviations(rows: FeatureCache, channels: bool) -> Tensor:
+    """Returns the standard deviation of every number over all vectors; one that never varies counts as varying little.
+
+    The variance is taken around the first part's mean, near to the true one, so that little cancels.
+    """
+    origin, total, squares, count = torch.zeros(()), torch.zeros(()).double(), torch.zeros(()).double(), 0
+    for part in _vectors(rows, channels):
+        origin = origin if count else part.mean(0)
+        centred = (part - origin).double()
+        total, squares, count = total + centred.sum(0), squares + centred.square().sum(0), count + len(part)
+    deviations = (squares / count - (total / count).square()).clamp(min=0).sqrt()
+    return deviations.clamp(min=_LEAST_DEVIATION * float(deviations.max())).float()
+
+
+def _in_units_of(spectrum: Spectrum, deviations: Tensor) -> Spectrum:
+    """Returns the spectrum of standardised vectors as one that reads vectors as they are: ``u^t (x / s - m)``."""
+    return Spectrum(spectrum.mean * deviations, spectrum.basis / deviations[:, None], spectrum.eigenvalues)
 
 
 def _write(path: Path, spectrum: Spectrum, description: str) -> None:
