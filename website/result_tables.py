@@ -15,14 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spectral_dp.experiments.comparison import paired_difference
+from spectral_dp.experiments.comparison import Difference, paired_difference
 from spectral_dp.experiments.grid import Grid
 from spectral_dp.experiments.recipe import read_recipe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGES = ("README.md", "docs/paper-claims.md", "docs/performance.md", "docs/priors.md", "docs/scattering.md")
+PAGES = (
+    *("README.md", "results/README.md"),
+    *("docs/paper-claims.md", "docs/performance.md", "docs/priors.md", "docs/scattering.md"),
+)
 _BATCH_OF_SEQUENCES = 32
+_SEEDS_OF_A_CLAIM = 5
 _MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -36,23 +40,56 @@ def accuracies(cell: dict[str, Any]) -> dict[int, float]:
     return {run["seed"]: run["heldout_accuracy"] for run in cell["runs"].values()}
 
 
+#: Results in which DP-SGD stands beside Spectral-DP: directory, panel, and what its columns are of.
+_PAIRED = {
+    ("best-results-cpu", 1): "",  # columns name the network
+    ("scattering-cpu", 1): "MNIST, scattering, linear, ",
+    ("scattering-cpu", 2): "CIFAR-10, scattering, linear, ",
+    ("scattering-cpu", 3): "CIFAR-10, scattering, convolutional, ",
+    ("priors-cpu", 0): "CIFAR-10, features from no data, ",
+    ("transfer-cpu", 0): "CIFAR-10, frozen EfficientNet-Lite0, ",
+    ("transfer-cpu", 1): "CIFAR-10, frozen MobileNetV2, ",
+}
+#: Those of them that the README shows.
+_SHOWN = (
+    *("MNIST, Model1, ε = 2", "MNIST, LeNet-5, ε = 2"),
+    *("CIFAR-10, scattering, linear, ε = 1", "CIFAR-10, scattering, linear, ε = 3"),
+    *("CIFAR-10, scattering, convolutional, ε = 3", "CIFAR-10, features from no data, ε = 3"),
+    *("CIFAR-10, frozen EfficientNet-Lite0, ε = 1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 0.1"),
+)
+
+
+def paired_results() -> dict[str, tuple[str, dict[int, float], dict[int, float]]]:
+    """Returns where each paired result is, and the accuracies of DP-SGD and Spectral-DP by seed."""
+    found = {}
+    for (name, panel), label in _PAIRED.items():
+        cells = read_results(name)["panels"][panel]["cells"]
+        for column in dict.fromkeys(cell["column"] for cell in cells):
+            rows = {cell["row"]: accuracies(cell) for cell in cells if cell["column"] == column}
+            if rows["DP-SGD"].keys() & rows["Spectral-DP"].keys():
+                found[label + column] = (name, rows["DP-SGD"], rows["Spectral-DP"])
+    return found
+
+
 def accuracy_table() -> str:
-    """Accuracy of DP-SGD and Spectral-DP at the same epsilon, with the paired difference."""
+    """Accuracy of DP-SGD and Spectral-DP at the same epsilon, with the paired difference: those that matter most."""
     lines = ["| Test accuracy % | DP-SGD | Spectral-DP | difference (95 %) |", "|---|---|---|---|"]
-    for name, panel, column, label in (
-        ("best-results-cpu", 1, "MNIST, Model1, ε = 2", "MNIST, Model1, ε = 2"),
-        ("best-results-cpu", 1, "MNIST, LeNet-5, ε = 2", "MNIST, LeNet-5, ε = 2"),
-        ("scattering-cpu", 2, "ε = 1", "CIFAR-10, scattering, linear, ε = 1"),
-        ("scattering-cpu", 2, "ε = 3", "CIFAR-10, scattering, linear, ε = 3"),
-        ("priors-cpu", 0, "ε = 3", "CIFAR-10, features from no data, ε = 3"),
-        ("transfer-cpu", 0, "ε = 1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 1"),
-        ("transfer-cpu", 0, "ε = 0.1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 0.1"),
-    ):
-        cells = {cell["row"]: cell for cell in read_results(name)["panels"][panel]["cells"] if cell["column"] == column}
-        theirs, ours = (accuracies(cells[row]) for row in ("DP-SGD", "Spectral-DP"))
-        seeds = sorted(theirs.keys() & ours.keys())
-        difference = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
-        lines.append(f"| [{label}](results/{name}/README.md) | {_mean(theirs)} | {_mean(ours)} | {difference} |")
+    paired = paired_results()
+    for label in (each for each in _SHOWN if each in paired):
+        name, theirs, ours = paired[label]
+        shown = f"{_mean(theirs)} | {_mean(ours)} | {_difference(ours, theirs)}"
+        lines.append(f"| [{label}](results/{name}/README.md) | {shown} |")
+    return "\n".join(lines)
+
+
+def gains_table() -> str:
+    """The same for all results, with the number of seeds that both have, and what the interval says."""
+    head = "| Test accuracy % | DP-SGD | Spectral-DP | seeds | difference (95 %) | shown |"
+    lines = [head, "|---" * 6 + "|"]
+    for label, (name, theirs, ours) in paired_results().items():
+        difference, seeds = _difference(ours, theirs), len(theirs.keys() & ours.keys())
+        shown = f"{_mean(theirs)} | {_mean(ours)} | {seeds} | {difference} | {_supported(difference, seeds)}"
+        lines.append(f"| [{label}](results/{name}/README.md) | {shown} |")
     return "\n".join(lines)
 
 
@@ -142,11 +179,10 @@ def scattering_table() -> str:
         for column in dict.fromkeys(cell["column"] for cell in panel["cells"]):
             found = {cell["row"]: accuracies(cell) for cell in panel["cells"] if cell["column"] == column}
             theirs, ours = found["DP-SGD"], found["Spectral-DP"]
-            if not (seeds := sorted(theirs.keys() & ours.keys())):
+            if not theirs.keys() & ours.keys():
                 continue
-            difference = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
             name = f"[{panel['title']}](results/scattering-cpu/README.md)"
-            shown = f"{_mean(theirs)} | {_mean(ours)} | {difference} | {_mean(found['Non-private'])}"
+            shown = f"{_mean(theirs)} | {_mean(ours)} | {_difference(ours, theirs)} | {_mean(found['Non-private'])}"
             lines.append(f"| {name} | {column.removeprefix('ε = ')} | {shown} |")
     return "\n".join(lines)
 
@@ -179,9 +215,7 @@ def ablation_table() -> str:
     lines.append(f"| nothing: {panels[0]['cells'][0]['row']} | {_mean(unchanged)} | |")
     for cell in (cell for panel in panels[1:] for cell in panel["cells"] if cell["runs"]):
         changed = accuracies(cell)
-        seeds = sorted(changed.keys() & unchanged.keys())
-        difference = paired_difference([changed[seed] for seed in seeds], [unchanged[seed] for seed in seeds])
-        lines.append(f"| {cell['row']} | {_mean(changed)} | {difference} |")
+        lines.append(f"| {cell['row']} | {_mean(changed)} | {_difference(changed, unchanged)} |")
     return "\n".join(lines)
 
 
@@ -190,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_table,
     "cifar10": cifar10_table,
     "cost": cost_table,
+    "gains": gains_table,
     "opacus": opacus_table,
     "paper": paper_table,
     "priors": priors_table,
@@ -219,6 +254,19 @@ def _mean(accuracies: dict[int, float]) -> str:
     values = [100 * value for value in accuracies.values()]
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.2f}{spread}" if values else "not run"
+
+
+def _difference(ours: dict[int, float], theirs: dict[int, float]) -> Difference:
+    """Returns the paired difference over the seeds that both have."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+
+def _supported(difference: Difference, seeds: int) -> str:
+    """Returns what may be said of a difference: nothing is claimed of fewer than five pairs."""
+    if seeds < _SEEDS_OF_A_CLAIM or difference.low is None or difference.high is None:
+        return "too few seeds"
+    return "gain" if difference.low > 0 else "loss" if difference.high < 0 else "nothing"
 
 
 def _seconds(measured: dict[str, Any]) -> float:
