@@ -6,6 +6,7 @@ import torch
 from spectral_dp.gradients import norms
 from spectral_dp.gradients.norms import (
     _gram_norms,
+    _lengths,
     bias_norms,
     gram_matrices,
     outer_norms,
@@ -14,6 +15,7 @@ from spectral_dp.gradients.norms import (
     token_norms,
     transform_error,
 )
+from spectral_dp.mechanism.clipping import ROUNDING_GUARD
 
 # (T, n, m): one token, few long tokens (through the Gram matrices), many short ones (through the gradient itself).
 SHAPES = [(1, 5, 4), (2, 40, 30), (50, 3, 4)]
@@ -50,6 +52,28 @@ def test_token_norms_count_errors_of_the_input():
     x, dA = torch.ones(2, 1, 4), torch.ones(2, 1, 9)
     clean, erring = (token_norms(x, dA, errors).sqrt() for errors in (None, torch.tensor([[0.5], [0.0]])))
     torch.testing.assert_close(erring - clean, torch.tensor([1.5, 0.0], dtype=torch.float64), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("n", [0, 1, norms.LONG, norms.LONG + 1, 3 * norms.LONG])
+def test_lengths_in_pieces_are_those_of_the_whole(n, dtype):
+    """Also of rows with gaps between them, and of no samples at all."""
+    t = torch.randn(5, 3, n + 2, dtype=dtype)[..., 1:-1]
+    torch.testing.assert_close(_lengths(t), t.abs().square().sum(2).sqrt())
+    assert _lengths(t[:0]).shape == (0, 3)
+
+
+def most_lost(n):
+    """How much shorter, relatively, lengths come out in float32 for rows of one number, all of whose squares round."""
+    values = torch.linspace(1, 2, 200)[:, None, None].expand(-1, 1, n)
+    exact = values[..., 0].double() * n**0.5
+    return float((1 - _lengths(values.contiguous()).double() / exact).max())
+
+
+def test_long_rows_lose_less_than_the_rounding_guard(monkeypatch):
+    assert most_lost(100_000) < 0.4 * ROUNDING_GUARD  # two lengths are multiplied
+    monkeypatch.setattr(norms, "LONG", 100_000)
+    assert most_lost(100_000) > ROUNDING_GUARD, "the control: in one go it is not"
 
 
 def test_norms_are_rounded_up_by_no_more_than_is_needed():

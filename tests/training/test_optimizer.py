@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -343,3 +344,14 @@ class TestOneStep:
                 expected_batch_size=1.0,
                 noise=ScriptedNoise(),
             )
+
+
+def test_released_gradients_are_gone_with_zero_grad():
+    """Held until the next release, they would be a second copy of the model at the peak of every step."""
+    model, optimizer = private_model("plain", "flat")
+    model(torch.randn(2, N).double()).mean().backward()
+    optimizer.step()
+    released = [weakref.ref(p.grad) for p in model.parameters()]
+    assert all(this() is not None for this in released)
+    optimizer.zero_grad()
+    assert all(this() is None for this in released)

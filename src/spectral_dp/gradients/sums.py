@@ -22,7 +22,7 @@ def in_chunks(samples: int, numbers_each: int, like: Tensor) -> Iterator[slice]:
         numbers_each: The number of temporary entries per sample.
         like: A tensor of the dtype of the temporaries.
     """
-    size = max(2, CHUNK_BYTES // (numbers_each * like.element_size()))
+    size = max(2, CHUNK_BYTES // max(numbers_each * like.element_size(), 1))
     return (slice(start, start + size) for start in range(0, max(samples, 1), size))
 
 

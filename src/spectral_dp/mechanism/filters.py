@@ -57,7 +57,8 @@ class Filter(ABC):
         """Is called after each release, so that a filter can learn from it. Most filters do nothing here.
 
         Args:
-            released: The noisy coefficients ``(..., M)`` that were just released.
+            released: The noisy coefficients ``(..., M)`` that were just released. Copy what is to be kept of them:
+                they become the gradient in place.
             noise_std: The standard deviation of the noise in each of them.
         """
 

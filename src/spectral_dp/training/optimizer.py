@@ -134,6 +134,7 @@ class PrivateOptimizer(OpacusNames, WrappedOptimizer):
         """Clears gradients and what backward passes have recorded. The sums of the current logical step are kept."""
         self.gradients.discard()
         self.original_optimizer.zero_grad(set_to_none)
+        self._released = {}  # or they would be held, as large as the model, until the next release
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model to the wrapped optimizer."""
@@ -280,9 +281,10 @@ class PrivateOptimizer(OpacusNames, WrappedOptimizer):
         released = self._noisy_sums(clipped, plan.noise_multiplier, self.noise, plan.relation)
         for (block, parameter), noisy in zip(planned, released, strict=True):
             self.gradients.observe(parameter, noisy, block.noise_std)
-            gradient = self.gradients.gradient(parameter, noisy) / plan.expected_batch_size
+            gradient = self.gradients.gradient(parameter, noisy).div_(plan.expected_batch_size)
             parameter.grad = gradient.to(parameter.dtype)
-            self._released[parameter] = (parameter.grad, parameter.grad._version)
+        # Only now: gradients that are parts of one tensor, as of several processes, have one version.
+        self._released = {p: (p.grad, p.grad._version) for _, p in planned if p.grad is not None}
         if isinstance(self.original_optimizer, NoiseAware):
             noise = gradient_noise(plan, self.gradients)
             self.original_optimizer.noise_std = {parameters[name]: std for name, std in noise.items()}

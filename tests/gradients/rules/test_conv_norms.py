@@ -111,18 +111,23 @@ GEOMETRIES = [
     ConvGeometry((3, 3)),
     ConvGeometry((3, 2), stride=(2, 1), padding=(1, 0)),
     ConvGeometry((2, 3), padding=(0, 2), dilation=(2, 1), groups=2),
+    ConvGeometry((2, 2), padding=(3, 9)),  # outputs that see nothing but padding
 ]
+#: Taps that see nothing but padding, and a kernel that looks the same from both sides.
+ODD_GEOMETRIES = [ConvGeometry((3, 3), padding=(8, 8), dilation=(8, 8)), ConvGeometry((1, 1), padding=(1, 0))]
 
 
 @pytest.mark.parametrize("small_plane", [0, 100], ids=["by taps", "by planes"])
 @pytest.mark.parametrize("kept", [None, 4])
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_both_ways_see_the_same_gradients(geometry, kept, small_plane, monkeypatch):
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("geometry", [*GEOMETRIES, *ODD_GEOMETRIES], ids=str)
+def test_both_ways_see_the_same_gradients(geometry, order, kept, small_plane, monkeypatch):
     """Norms from Gram matrices, and sums from the native weight gradient, are those of the gradients themselves."""
     monkeypatch.setattr(conv_norms, "SMALL_PLANE", small_plane)
     kernel, *options = geometry
     x, weight = torch.randn(5, 4, 7, 8).double(), torch.zeros(6, 4 // geometry.groups, *kernel).double()
     dA = torch.randn_like(nn.functional.conv2d(x, weight, None, *options))
+    x, dA = (t.contiguous(memory_format=order) for t in (x, dA))
     taps = kernel[0] * kernel[1]
     matrix = None if kept is None else torch.linalg.qr(torch.randn(taps, taps).double())[0][:kept]
     z = conv_norms.sample_gradients(x, dA, geometry, matrix)

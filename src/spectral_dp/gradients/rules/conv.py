@@ -17,7 +17,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from spectral_dp.gradients.rules import conv_norms
-from spectral_dp.gradients.rules.conv_norms import ConvGeometry, check_batched, explicitly_padded, padded_size
+from spectral_dp.gradients.rules.conv_norms import (
+    ConvGeometry,
+    check_batched,
+    explicitly_padded,
+    padded_size,
+    zero_padding,
+)
 from spectral_dp.gradients.rules.conv_signal import SignalConvRule
 from spectral_dp.gradients.rules.layer_config import LayerConfig
 from spectral_dp.gradients.rules.registry import register_rule
@@ -37,10 +43,10 @@ class KernelConvRule(WeightAndBiasRule[Any]):
         if not self.trains("weight"):
             return True  # a bias alone is smaller than dA
         check_batched(self.module, x)
-        size, output_size = _pair(padded_size(self.module, x.shape[2:]), 1), _pair(dA.shape[2:], 1)
+        size = padded_size(self.module, x.shape[2:]) if zero_padding(self.module) is None else x.shape[2:]
         kept = None if self.projection is None else self.projection.counted_size
         return not conv_norms.prefers_gram(
-            (x.shape[1], *size), (dA.shape[1], *output_size), self._geometry(padding=(0, 0)), kept
+            (x.shape[1], *_pair(size, 1)), (dA.shape[1], *_pair(dA.shape[2:], 1)), self._geometry((0, 0)), kept
         )
 
     def form_weight(self, x: Tensor, dA: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def gram_squared_norms(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Te
         matrix = None
     by_shifts = matrix is None and geometry.stride == (1, 1)
     tap_numbers = geometry.kernel[0] * geometry.kernel[1] * x.shape[1] // groups
-    positions = x.shape[2] * x.shape[3] if by_shifts else dA.shape[2] * dA.shape[3]
+    positions = max(x.shape[2] * x.shape[3], dA.shape[2] * dA.shape[3])
 
     in_work = groups * 3 * positions**2 + (0 if by_shifts else 2 * groups * tap_numbers * positions)
     operator = None
@@ -162,33 +162,41 @@ def weighted_gradient(x: Tensor, dA: Tensor, c: Tensor, geometry: ConvGeometry, 
 
 
 def _shifted_grams(x: Tensor, dA: Tensor, geometry: ConvGeometry) -> tuple[Tensor, Tensor]:
-    """Returns A and Q for stride 1 without a filter, on output rows widened to the padded width (with zeros in Q).
+    """Returns A and Q for stride 1 without a filter.
 
-    On that grid tap (u, v) is the flat offset u*dh*Wp + v*dw, so A is the Gram matrix of the padded input summed
-    over diagonal shifts: along the kernel's width, then along its height.
+    Tap (u, v) of the output position (h, w) is the input at (h + u*dh - ph, w + v*dw - pw), or zero outside of the
+    plane. So A is the Gram matrix of the input, summed over shifts of both its positions together: along the kernel's
+    width, then along its height. The input is neither padded nor copied, whatever its order in memory.
     """
-    (kh, kw), _, (_, pw), (dh, dw), groups = geometry
-    h_out, w_out = dA.shape[2:]
-    width = x.shape[3] + 2 * pw
-    length = (h_out - 1) * width + w_out
-    inner = _pad(x, geometry).reshape(len(x) * groups, x.shape[1] // groups, -1)
-    outer = F.pad(dA, (0, width - w_out)) if width > w_out else dA
-    outer = outer.reshape(len(dA) * groups, dA.shape[1] // groups, -1)[..., :length]
-    gram = gram_matrices(inner.mT)
-    gram = _sum_diagonal_shifts(gram, kw, dw)
-    gram = _sum_diagonal_shifts(gram, kh, dh * width)
-    return gram, gram_matrices(outer.mT)
+    (kh, kw), _, (ph, pw), (dh, dw), groups = geometry
+    (height, width), (h_out, w_out) = x.shape[2:], dA.shape[2:]
+    inner, outer = (t.reshape(len(t) * groups, t.shape[1] // groups, -1).mT for t in (x, dA))
+    gram = gram_matrices(inner).view(-1, height, width, height, width)
+    gram = _sum_of_shifts(gram, 2, w_out, kw, dw, pw)
+    gram = _sum_of_shifts(gram, 1, h_out, kh, dh, ph)
+    return gram.view(-1, h_out * w_out, h_out * w_out), gram_matrices(outer)
 
 
-def _sum_diagonal_shifts(gram: Tensor, count: int, step: int) -> Tensor:
-    """Returns sum_k gram[t + k*step, t' + k*step], k < count, on the positions where all shifts exist."""
-    if count == 1:
+def _sum_of_shifts(gram: Tensor, dim: int, size: int, count: int, step: int, padding: int) -> Tensor:
+    """Returns sum_k gram[t + k*step - padding, t' + k*step - padding], k < count, for t, t' < size.
+
+    The positions t and t' are in the dimensions `dim` and `dim + 2`. Outside of the plane there are zeros.
+    """
+    if count == 1 and not padding:
         return gram
-    size = gram.shape[-1] - (count - 1) * step
-    shifted = [gram[:, k * step : k * step + size, k * step : k * step + size] for k in range(count)]
-    total = shifted[0] + shifted[1]
-    for term in shifted[2:]:
-        total += term
+    shape = list(gram.shape)
+    shape[dim] = shape[dim + 2] = size
+    total = gram.new_zeros(shape)
+    for k in range(count):
+        shift = k * step - padding
+        start = max(0, -shift)
+        length = min(size, gram.shape[dim] - shift) - start
+        if length > 0:
+            to, shifted = (
+                t.narrow(dim, first, length).narrow(dim + 2, first, length)
+                for t, first in ((total, start), (gram, start + shift))
+            )
+            to += shifted
     return total
 
 
@@ -260,11 +268,10 @@ def _pad(x: Tensor, geometry: ConvGeometry) -> Tensor:
 TAP_PRICE = 50  # per number of the unprojected per-sample gradient: written, stacked, projected, squared
 CACHE_PRICE = 50  # per cached number of z_b: first touch of its memory, reread by the clipped sum (20 to 150)
 HELD_PRICE = 125  # per kept number of z_b that comes from filtered inputs: half of it is time, half the memory it holds
-GRAM_PRICE = 60  # per entry of a padded Gram matrix: shifted sums and inner product
+GRAM_PRICE = 200  # per entry of a Gram matrix: shifted sums and inner product
 FILTER_PRICE = 60  # per number of a filtered or shifted input
 TAP_COPY_PRICE = 1.5  # per multiplication of a filter, with the copy of the taps that it needs
 SMALL_PLANE = 49  # numbers of a plane up to which its filter is one matrix: two to three times quicker than taps
-PAD_PRICE = 20  # per number padded before a Gram product
 
 
 def prefers_gram(
@@ -275,13 +282,13 @@ def prefers_gram(
 ) -> bool:
     """Returns whether norm and clipped sum of a (Ci, H, W) -> (Co, Ho, Wo) layer are cheaper by Gram matrices.
 
-    `kept` is M, or None without a filter. Each strategy computes the K*Cig*Co*T multiply-adds of the weight gradient
-    once (materialise for the norm, Gram for the clipped sum), so they cancel, except that materialise computes only
-    those of M if it filters first. What remains, per sample: materialise handles K*Cig*Co numbers and keeps M*Cig*Co;
-    Gram computes and combines its matrices of positions, N x N over the padded input if shifts are possible, or else
-    T x T, summed over M filtered inputs.
+    The input is without its zero padding, which costs Gram matrices nothing. `kept` is M, or None without a filter.
+    Each strategy computes the K*Cig*Co*T multiply-adds of the weight gradient once (materialise for the norm, Gram for
+    the clipped sum), so they cancel, except that materialise computes only those of M if it filters first. What
+    remains, per sample: materialise handles K*Cig*Co numbers and keeps M*Cig*Co; Gram computes and combines its
+    matrices of positions, N x N over the input if shifts are possible, or else T x T, summed over M filtered inputs.
     """
-    (kh, kw), stride, (ph, pw), _, groups = geometry
+    (kh, kw), stride, _, _, groups = geometry
     (c_in, height, width), (c_out, h_out, w_out) = input_shape, output_shape
     taps = kh * kw
     kept = taps if kept is None else kept
@@ -297,19 +304,23 @@ def prefers_gram(
     if filtered or stride != (1, 1):
         gram = (kept * c_in + c_out) * positions**2 + FILTER_PRICE * kept * c_in * positions
     else:
-        n_in, n_out = (height + 2 * ph) * (width + 2 * pw), h_out * (width + 2 * pw)
-        gram = c_in * n_in**2 + c_out * n_out**2 + GRAM_PRICE * groups * n_in**2
-        gram += PAD_PRICE * (c_in * n_in + c_out * n_out)
+        n_in = height * width
+        gram = c_in * n_in**2 + c_out * positions**2 + GRAM_PRICE * groups * max(n_in, positions) ** 2
     return gram < materialise
 
 
 def explicitly_padded(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Returns the input and its zero padding. Padding of other kinds is applied to the input, and is then zero."""
     check_batched(module, x)
-    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
-        return x, tuple(module.padding)
+    if (padding := zero_padding(module)) is not None:
+        return x, padding
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     return F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * len(module.kernel_size)
+
+
+def zero_padding(module: nn.Conv1d | nn.Conv2d) -> tuple[int, ...] | None:
+    """Returns how many zeros are added at both ends of each dimension, or None if padding is of another kind."""
+    return None if isinstance(module.padding, str) or module.padding_mode != "zeros" else tuple(module.padding)
 
 
 def padded_size(module: nn.Conv1d | nn.Conv2d, size: Sequence[int]) -> tuple[int, ...]:

@@ -34,11 +34,8 @@ class TransposedConvRule(KernelConvRule):
         if not len(dA) or not self.trains("weight"):
             return False
         plane, dA_plane, geometry = self._planes(x, dA)
-        padded = [n + 2 * p for n, p in zip(plane.shape[2:], geometry.padding, strict=True)]
         kept = None if self.projection is None else self.projection.counted_size
-        return not conv_norms.prefers_gram(
-            (plane.shape[1], *padded), tuple(dA_plane.shape[1:]), geometry._replace(padding=(0, 0)), kept
-        )
+        return not conv_norms.prefers_gram(plane.shape[1:], dA_plane.shape[1:], geometry, kept)
 
     def _planes(self, x: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, ConvGeometry]:
         check_batched(self.module, x)

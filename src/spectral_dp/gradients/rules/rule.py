@@ -162,7 +162,8 @@ class Rule(ABC, Generic[Module]):
 
     def parameter(self, name: str) -> nn.Parameter:
         """Returns the parameter with this name."""
-        return self.parameters()[name]
+        own = self.module._parameters.get(name)
+        return self.parameters()[name] if own is None else own
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Returns the parameters that are being trained, by name."""
@@ -176,7 +177,9 @@ class Rule(ABC, Generic[Module]):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of all computations: at least float32, also under autocast and for half-precision models."""
-        own = next(iter(self.parameters().values())).dtype
+        # Asked for many times in a step, so not by way of all parameters.
+        first = next((p for p in self.module._parameters.values() if p is not None), None)
+        own = next(self.module.parameters()).dtype if first is None else first.dtype
         return own if own == torch.float32 else torch.promote_types(own, torch.float32)
 
     def released(self, name: str, total: Tensor) -> Tensor:
