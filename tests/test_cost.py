@@ -114,8 +114,8 @@ def test_with_half_of_the_coefficients_a_private_step_multiplies_less_than_a_pla
 #: written, over plain. They have one layer: further ones cost the same. Torch does not count the multiplications of its
 #: LSTM.
 SEQUENCES = {
-    "bert": (1.22, 3.3),
-    "torch encoder": (1.28, 2.05),
+    "bert": (1.22, 3.55),  # Gram matrices in pieces of 128, which no record can exploit, not 256
+    "torch encoder": (1.28, 2.1),
     "lstm": (math.inf, 3.0),
     "bert, lora": (1.02, 1.2),
     "bert, biases": (1.01, 1.65),

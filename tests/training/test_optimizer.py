@@ -355,3 +355,51 @@ def test_released_gradients_are_gone_with_zero_grad():
     assert all(this() is not None for this in released)
     optimizer.zero_grad()
     assert all(this() is None for this in released)
+
+
+def test_an_optimizer_of_some_trained_layers_goes_on_after_zero_grad():
+    """It clears what it holds. The released gradients of the other layers stay, and are no foreign ones."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    optimizer = PrivateOptimizer(
+        torch.optim.SGD(model[1].parameters(), lr=0.1),
+        ModelGradients(model),
+        clipping=FlatClipping(1.0),
+        noise_multiplier=1.0,
+        expected_batch_size=EXPECTED,
+        noise=SeededNoise(0, reproducibility_over_privacy=True),
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+    mine = model[0].weight.grad
+    optimizer.zero_grad()
+    model[0].weight.grad = mine.clone()  # the control: a copy of a release is not the release
+    model(torch.randn(4, 6)).square().mean().backward()
+    with pytest.raises(RuntimeError, match="outside"):
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:noise_multiplier is 0")
+def test_without_noise_the_divisor_is_applied_once_to_tensors_that_parameters_share():
+    """Both biases of a recurrent layer have the same sum: divided in place, it would be divided twice."""
+    model = nn.RNN(4, 3, batch_first=True).double()
+    plain = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = PrivateOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        ModelGradients(model),
+        clipping=FlatClipping(1e6),
+        noise_multiplier=0.0,
+        expected_batch_size=EXPECTED,
+        noise=ScriptedNoise(),
+    )
+    x = torch.randn(4, 5, 4).double()
+    optimizer.zero_grad()
+    model(x)[0].square().sum().div(4).backward()
+    optimizer.step()
+    twin = nn.RNN(4, 3, batch_first=True).double()
+    twin.load_state_dict(plain)
+    twin(x)[0].square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad * EXPECTED, dict(twin.named_parameters())[name].grad, msg=name)
+    assert model.bias_ih_l0.grad is not model.bias_hh_l0.grad

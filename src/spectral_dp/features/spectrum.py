@@ -57,7 +57,7 @@ class StoredSpectrum:
     channels: bool
 
     def load(self, rank: int | None = None) -> Spectrum:
-        """Returns the spectrum with its first ``rank`` eigenvectors, or with all.
+        """Returns the spectrum with its first ``rank`` directions, or with all. Standardised ones are not orthonormal.
 
         Raises:
             FeatureError: If the file is gone, or was replaced.
@@ -187,7 +187,7 @@ def _deviations(rows: FeatureCache, channels: bool) -> Tensor:
         centred = (part - origin).double()
         total, squares, count = total + centred.sum(0), squares + centred.square().sum(0), count + len(part)
     deviations = (squares / count - (total / count).square()).clamp(min=0).sqrt()
-    return deviations.clamp(min=_LEAST_DEVIATION * float(deviations.max())).float()
+    return deviations.clamp(min=max(_LEAST_DEVIATION * float(deviations.max()), 1e-30)).float()
 
 
 def _in_units_of(spectrum: Spectrum, deviations: Tensor) -> Spectrum:

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from spectral_dp.gradients.norms import PIECE, rounded_up, squares
+from spectral_dp.gradients.norms import gram_matrices, rounded_up, squares
 from spectral_dp.gradients.rules.embedding import EmbeddingRule
 from spectral_dp.gradients.rules.linear import LinearRule
 from spectral_dp.gradients.rules.rule import Rule
@@ -63,8 +63,7 @@ class Tied:
         embedding = cast(EmbeddingRule, self.lookups.rule)
         x, dE = embedding.positions(self.lookups.x, self.lookups.dA)
         h, dY = as_tokens(self.output.x.to(dtype)), as_tokens(self.output.dA.to(dtype))
-        pieces = zip(h.split(PIECE, dim=2), dE.split(PIECE, dim=2), strict=True)  # as in gram_matrices
-        inner = sum(a @ b.mT for a, b in pieces)
+        inner = gram_matrices(h, dE)
         met = dY.gather(2, x[:, None].expand(-1, h.shape[1], -1))
         total = self.lookups.squared_norms() + self.output.squared_norms() + 2 * (met * inner).double().sum((1, 2))
         dE_lengths, h_lengths, dY_lengths = (squares(t).sum(2).sqrt() for t in (dE, h, dY))

@@ -286,12 +286,13 @@ def clipping_policy(
 def row_norms(z: Tensor) -> Tensor:
     """Returns the norm of each ``z[b]``, as ``(B,)`` in float64, rounded to the private side.
 
-    - The squares are added in pieces of 512, and the pieces in float64. Torch adds squares one after the other. In a
-      float32 sum of ten thousand, a hostile record (all of whose squares are rounded down) would lose more than the
-      rounding guard. In a sum of 512 it cannot.
+    - The squares are added in pieces of 512, and the pieces in float64. Torch adds squares one after the other, some
+      sums side by side. In a float32 sum of ten thousand, a hostile record (all of whose squares are rounded down)
+      would lose more than the rounding guard. In a sum of 512 it cannot.
+    - Numbers that do not lie side by side are copied first: of those torch makes a single sum, and 512 are too many.
     - The norm is rounded up by what underflow can hide, so that the bound also holds for very short contributions.
     """
-    z = z[:, None] if z.ndim == 1 else z.flatten(1)
+    z = (z[:, None] if z.ndim == 1 else z.flatten(1)).contiguous()
     whole = z.shape[1] // _PIECE * _PIECE
     norms = torch.linalg.vector_norm(z[:, whole:] if whole else z, dim=1)
     if whole:

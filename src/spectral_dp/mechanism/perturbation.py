@@ -158,7 +158,7 @@ def add_noise(
         raise TypeError(f"noise is for real numbers, got {value.dtype}: use torch.view_as_real(x) or x.float()")
     if noise_multiplier == 0:
         warnings.warn("noise_multiplier is 0: the release is not private", RuntimeWarning, stacklevel=3)
-        return value
+        return value.clone()  # new, as with noise: what is released may be changed in place
     scale = noise_multiplier * clipped.sensitivity(relation)
     if not math.isfinite(scale):
         raise ValueError(f"noise of infinite scale: set a finite clipping bound (it is {clipped.max_norm})")

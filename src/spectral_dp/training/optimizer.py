@@ -134,7 +134,9 @@ class PrivateOptimizer(OpacusNames, WrappedOptimizer):
         """Clears gradients and what backward passes have recorded. The sums of the current logical step are kept."""
         self.gradients.discard()
         self.original_optimizer.zero_grad(set_to_none)
-        self._released = {}  # or they would be held, as large as the model, until the next release
+        # Or they would be held, as large as the model, until the next release. A parameter that the wrapped optimizer
+        # does not clear keeps its gradient, which is still the released one.
+        self._released = {p: last for p, last in self._released.items() if p.grad is last[0]}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model to the wrapped optimizer."""

@@ -115,6 +115,7 @@ def gram_squared_norms(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Te
     if matrix is not None and _preserves_norms(matrix):
         matrix = None
     by_shifts = matrix is None and geometry.stride == (1, 1)
+    shifts = sum(geometry.kernel) if by_shifts else 0
     tap_numbers = geometry.kernel[0] * geometry.kernel[1] * x.shape[1] // groups
     positions = max(x.shape[2] * x.shape[3], dA.shape[2] * dA.shape[3])
 
@@ -130,7 +131,7 @@ def gram_squared_norms(x: Tensor, dA: Tensor, geometry: ConvGeometry, matrix: Te
             tap_gram, dA_gram = _filtered_grams(x[rows], dA[rows], geometry, matrix, operator)
         inner = torch.linalg.vecdot(tap_gram.flatten(1), dA_gram.flatten(1))
         taps, outer = (gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for gram in (tap_gram, dA_gram))
-        inner = rounded_up(inner, taps, outer, tap_numbers, dA.shape[1] // groups, from_gram=True)
+        inner = rounded_up(inner, taps, outer, tap_numbers, dA.shape[1] // groups, from_gram=True, added=shifts)
         squared.append(inner.view(-1, groups).sum(1))
     total = torch.cat(squared)
     return total if matrix is None else _with_leakage(total, x, dA, geometry, matrix)

@@ -162,8 +162,7 @@ class Rule(ABC, Generic[Module]):
 
     def parameter(self, name: str) -> nn.Parameter:
         """Returns the parameter with this name."""
-        own = self.module._parameters.get(name)
-        return self.parameters()[name] if own is None else own
+        return self.parameters()[name]
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Returns the parameters that are being trained, by name."""
