@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from spectral_dp.data.dataset import ImageDataset, validation_order
+from spectral_dp.data.decoded import decoded_once
 from spectral_dp.data.errors import DataError
 from spectral_dp.data.formats import Bytes
 
@@ -44,7 +44,7 @@ def read_image_folder(path: str | os.PathLike[str], size: int | None = None) -> 
     root = Path(path)
     try:
         train, test, classes = _listed(root)
-        return _dataset(train, test, classes, size)
+        return _dataset(root, train, test, classes, size)
     except OSError as error:
         raise DataError(f"cannot read the images in {root}: {error}") from error
 
@@ -103,9 +103,10 @@ def _files(root: Path, names: list[str], *, may_be_empty: bool = False) -> Liste
     return found
 
 
-def _dataset(train: Listed, test: Listed | None, classes: int, size: int | None) -> ImageDataset:
+def _dataset(root: Path, train: Listed, test: Listed | None, classes: int, size: int | None) -> ImageDataset:
     listed = train + (test or [])
-    images = _images([file for file, _ in listed], size)
+    files = [file for file, _ in listed]
+    images = torch.from_numpy(decoded_once(root, files, size, lambda: _images(files, size)))
     labels = torch.tensor([label for _, label in listed])
     if test is None:
         held, kept = validation_order(_NAME, len(listed), max(1, round(TEST_SHARE * len(listed))))
@@ -123,7 +124,7 @@ def _dataset(train: Listed, test: Listed | None, classes: int, size: int | None)
     )
 
 
-def _images(files: list[Path], size: int | None) -> Tensor:
+def _images(files: list[Path], size: int | None) -> Bytes:
     """Reads all files: ``(N, 3, H, W)``, uint8."""
     rows: Bytes | None = None
     for number, file in enumerate(files):
@@ -143,7 +144,7 @@ def _images(files: list[Path], size: int | None) -> Tensor:
             )
         rows[number] = image.transpose(2, 0, 1)
     assert rows is not None
-    return torch.from_numpy(rows)
+    return rows
 
 
 def _read(file: Path, size: int | None) -> Bytes:

@@ -19,6 +19,8 @@ from spectral_dp.pretrained.inputs import Interpolation, network_pixels, without
 from spectral_dp.pretrained.weights import PretrainedWeights, find_weights
 from spectral_dp.pretrained.wordpiece import WordPiece
 
+_PIXELS_AT_ONCE = 150_000  # three images of 224 x 224: maps of more leave the processor's cache between two layers
+
 
 @dataclass(frozen=True)
 class Backbone(FixedExtractor):
@@ -117,6 +119,7 @@ class _ImageFeatures(nn.Module):
         # Neighbouring channels in memory are what small convolutions are fastest on.
         self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.settings, self.side = settings, side
+        self.rows_at_once = max(1, _PIXELS_AT_ONCE // side**2)
 
     def forward(self, images: Tensor) -> Tensor:
         weights, interpolation = self.settings.weights, self.settings.interpolation
