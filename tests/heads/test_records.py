@@ -89,5 +89,21 @@ def test_what_no_head_can_be_made_of_is_refused(rows, labels, classes, sigma, me
         check_records(rows, labels, classes, sigma)
 
 
+@pytest.mark.parametrize(
+    "centre",
+    [torch.zeros(1), torch.tensor(0.5), torch.zeros(3, 12), torch.full((12,), torch.nan)],
+    ids=["one number", "no dimension", "several points", "not finite"],
+)
+def test_a_centre_that_is_no_point_among_the_features_is_refused(centre):
+    """Catches one that fits a difference, and no product: the release was charged by then."""
+    with pytest.raises(HeadError, match="for each of the 12 features"):
+        check_records(torch.zeros(2, 3, 4), torch.zeros(2).long(), 2, 1.0, centre)
+
+
+def test_records_without_features_are_refused():
+    with pytest.raises(HeadError, match="at least one feature"):
+        check_records(torch.zeros(2, 0), torch.zeros(2).long(), 2, 1.0)
+
+
 def test_the_number_of_features():
     assert check_records(torch.zeros(0, 3, 4), torch.zeros(0).long(), 2, 1.0) == 12

@@ -50,11 +50,16 @@ def record_parts(
         yield unit_rows(rows[part], centre, projection), labels[part]
 
 
-def check_records(rows: Any, labels: Tensor, classes: int, noise_multiplier: float) -> int:
+def check_records(
+    rows: Any, labels: Tensor, classes: int, noise_multiplier: float, centre: Tensor | None = None
+) -> int:
     """Returns the number of features of a record, if a head can be made of such records.
 
+    What would fail later is found here, because then the release would have been charged already.
+
     Raises:
-        HeadError: If the numbers of records and labels differ, or a label is no class.
+        HeadError: If the numbers of records and labels differ, a label is no class, or the centre is no point among the
+            features.
     """
     if len(rows) != len(labels):
         raise HeadError(f"every record has one label, got {len(rows)} records and {len(labels)} labels")
@@ -69,4 +74,12 @@ def check_records(rows: Any, labels: Tensor, classes: int, noise_multiplier: flo
         )
     if not noise_multiplier >= 0:
         raise HeadError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
-    return int(torch.Size(rows.shape[1:]).numel())
+    features = int(torch.Size(rows.shape[1:]).numel())
+    if features < 1:
+        raise HeadError(f"a record needs at least one feature, got records of shape {tuple(rows.shape[1:])}")
+    if centre is not None and (centre.numel() != features or not bool(centre.isfinite().all())):
+        raise HeadError(
+            f"a centre has a finite number for each of the {features} features, got {tuple(centre.shape)}: compute it "
+            "from public features of the same shape"
+        )
+    return features
