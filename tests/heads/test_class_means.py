@@ -123,6 +123,8 @@ class TestAccounting:
         rows, labels = clusters(10)
         with pytest.raises(HeadError):
             made(rows, labels + CLASSES, ledger=ledger)
+        with pytest.raises(HeadError, match="for each of the 12 features"):
+            made(rows, labels, ledger=ledger, centre=torch.zeros(1))
         assert ledger.steps == 0
 
     def test_without_noise_nothing_is_guaranteed_and_it_says_so(self):

@@ -182,8 +182,14 @@ class TestAccounting:
         ("options", "message"),
         [
             ({"projection": random_projection(11, 5)}, "11 features does not fit records of 12"),
+            ({"projection": torch.ones(12)}, "a finite matrix"),
+            ({"projection": torch.ones(12, 0)}, "a finite matrix"),
+            ({"projection": torch.full((12, 5), torch.nan)}, "a finite matrix"),
+            ({"centre": torch.zeros(1)}, "for each of the 12 features"),
             ({"records": 0}, "must be positive"),
+            ({"records": math.nan}, "must be positive and finite"),
             ({"moment_weight": 0.0}, "must be positive"),
+            ({"moment_weight": math.inf}, "must be positive and finite"),
             ({"noise_multiplier": -1.0}, "at least 0"),
         ],
     )

@@ -11,6 +11,12 @@ def test_scores_are_those_of_centred_features():
     assert torch.allclose(layer(x).double(), (x.double() - centre) @ weight.T, atol=1e-5)
 
 
+def test_a_centre_may_have_the_shape_of_a_record():
+    weight, centre = torch.randn(3, 6).double(), torch.randn(6)
+    flat, shaped = (LinearHead.on_centred(weight, c) for c in (centre, centre.view(2, 3)))
+    assert torch.equal(flat.bias, shaped.bias)
+
+
 def test_without_a_centre_there_is_no_bias():
     head = LinearHead.on_centred(torch.randn(3, 5).double(), None)
     assert not head.bias.any()

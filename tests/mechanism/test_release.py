@@ -54,12 +54,33 @@ def test_it_is_charged_before_it_is_released():
     assert ledger.steps == 1
 
 
-@pytest.mark.parametrize("given", [[], [*parts(2, bound=1.0), *parts(2, bound=2.0)]], ids=["none", "two bounds"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        [*parts(2, bound=1.0), *parts(2, bound=2.0)],
+        [*parts(2), Clipped(torch.ones(1).double(), 2.0)],
+        [*parts(2), Clipped(torch.ones(3, 5).double(), 2.0)],
+    ],
+    ids=["none", "two bounds", "a number beside a row", "a row beside a matrix"],
+)
 def test_what_has_no_one_bound_is_refused_and_not_charged(given):
+    """Of two shapes, the smaller would be added to every row of the larger, and exceed its bound there."""
     ledger = Ledger()
-    with pytest.raises(ValueError, match=r"no part|one bound"):
+    with pytest.raises(ValueError, match=r"no part|one bound|one shape"):
         release_sum(given, noise_multiplier=1.0, ledger=ledger)
     assert ledger.steps == 0
+
+
+def test_records_that_carry_gradients_are_released_without_them():
+    """Catches a release that fails after it was charged: features of a network come with gradients."""
+    ledger = Ledger()
+    records = torch.randn(3, 5, requires_grad=True)
+    released = release_sum((clip_and_sum(records, 2.0) for _ in range(2)), noise_multiplier=1.0, ledger=ledger)
+    already = release_sum([clip_and_sum(records, 2.0)], noise_multiplier=1.0, ledger=ledger)
+    assert not released.requires_grad
+    assert not already.requires_grad
+    assert ledger.steps == 2
 
 
 def test_several_processes_that_do_not_know_each_other_are_refused_and_nothing_is_charged(monkeypatch):

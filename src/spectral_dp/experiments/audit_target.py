@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,6 @@ from spectral_dp.experiments.run_directory import RunDirectory
 from spectral_dp.experiments.settings import ONE_SHOT, ResolvedSettings, SettingsError
 from spectral_dp.experiments.spectral import spectral_config
 from spectral_dp.features.normalization import JOINT_BOUND, release_moments
-from spectral_dp.mechanism.clipping import NonFiniteWarning
 from spectral_dp.mechanism.noise import NoiseSource
 
 
@@ -124,9 +122,7 @@ def statistics_target(settings: ResolvedSettings, release: Callable[..., Tensor]
     def made(moments: Tensor, sigma: float, ledger: Ledger, noise: NoiseSource) -> Tensor:
         # As a run reads them, an empty part first: a fault may be in all parts but that.
         parts = [moments[:0], *moments.tensor_split(3)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NonFiniteWarning)  # the auditor's own records
-            return release(parts, noise_multiplier=sigma, ledger=ledger, noise=noise)
+        return release(parts, noise_multiplier=sigma, ledger=ledger, noise=noise)
 
     name = f"private normalisation of {settings.model}"
     return target_of_release(settings, made, phases[0].noise_multiplier, JOINT_BOUND, dimension=size, name=name)

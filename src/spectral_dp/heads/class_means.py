@@ -44,7 +44,8 @@ def private_class_means(
     * For which neighbours: those of the ledger's relation. Replacing a record may change two rows, each by the bound.
     * What is charged: one step with this noise multiplier and sample rate 1, entered in the ledger before the release.
     * Under which assumptions: ``centre`` depends on no private record, features are a fixed function of one record
-      each, and ``classes`` is public. How many records a class has is not used and not released.
+      each, every label is a class (others are refused, which tells that there is one), and ``classes`` is public. How
+      many records a class has is not used and not released.
 
     Args:
         rows: The features ``(N, ...)``, read in parts: a tensor, a cache, or rows of one.
@@ -55,7 +56,7 @@ def private_class_means(
         centre: A public point to measure directions from, with as many numbers as a record has. None for zero.
         noise: The source of the noise. By default a new :class:`~spectral_dp.mechanism.noise.SecureNoise`.
     """
-    check_records(rows, labels, classes, noise_multiplier)
+    check_records(rows, labels, classes, noise_multiplier, centre)
     parts = (class_sums(x, y, classes) for x, y in record_parts(rows, labels, centre))
     sums = release_sum(parts, noise_multiplier=noise_multiplier, ledger=ledger, noise=noise)
     return LinearHead.on_centred(torch.nn.functional.normalize(sums, dim=1), centre)

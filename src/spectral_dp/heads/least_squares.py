@@ -66,7 +66,8 @@ def private_least_squares(
     * For which neighbours: those of the ledger's relation.
     * What is charged: one step with this noise multiplier and sample rate 1, entered in the ledger before the release.
     * Under which assumptions: ``projection`` and ``centre`` depend on no private record, features are a fixed function
-      of one record each, and ``records`` and ``classes`` are public.
+      of one record each, every label is a class (others are refused, which tells that there is one), and ``records``
+      and ``classes`` are public.
 
     Args:
         rows: The features ``(N, ...)``, read in parts: a tensor, a cache, or rows of one.
@@ -81,23 +82,31 @@ def private_least_squares(
         moment_weight: ``w``, a public number.
         noise: The source of the noise. By default a new :class:`~spectral_dp.mechanism.noise.SecureNoise`.
     """
-    features = check_records(rows, labels, classes, noise_multiplier)
-    dimensions = features if projection is None else projection.shape[1]
-    if projection is not None and projection.shape[0] != features:
-        raise HeadError(f"a projection of {projection.shape[0]} features does not fit records of {features}")
+    features = check_records(rows, labels, classes, noise_multiplier, centre)
+    dimensions = features if projection is None else _dimensions(projection, features)
     if dimensions > MOST_DIMENSIONS:
         raise HeadError(
             f"least squares on {dimensions} features would release {dimensions * (dimensions + 1) // 2} noisy numbers: "
             f"project to {MOST_DIMENSIONS} dimensions or fewer, for instance by random_projection"
         )
-    if records < 1 or not moment_weight > 0:
-        raise HeadError(f"records and moment_weight must be positive, got {records}, {moment_weight}")
+    if not 1 <= records < math.inf or not 0 < moment_weight < math.inf:
+        raise HeadError(f"records and moment_weight must be positive and finite, got {records}, {moment_weight}")
     parts = (gram_and_moments(x, y, classes, moment_weight) for x, y in record_parts(rows, labels, centre, projection))
     released = release_sum(parts, noise_multiplier=noise_multiplier, ledger=ledger, noise=noise)
     deviation = noise_multiplier * Clipped(released, joint_bound(moment_weight)).sensitivity(ledger.relation)
     gram, moments = unpacked(released / records, dimensions, moment_weight)
     weight = ridge_solution(gram, moments, ridge_of_noise(deviation / records, dimensions))
     return LinearHead.on_centred(weight if projection is None else weight @ projection.double().T, centre)
+
+
+def _dimensions(projection: Tensor, features: int) -> int:
+    """Returns how many numbers a projection leaves of so many features."""
+    if projection.ndim != 2 or projection.shape[1] < 1 or not bool(projection.isfinite().all()):
+        shape = tuple(projection.shape)
+        raise HeadError(f"a projection is a finite matrix (features, dimensions), got {projection.dtype} of {shape}")
+    if projection.shape[0] != features:
+        raise HeadError(f"a projection of {projection.shape[0]} features does not fit records of {features}")
+    return projection.shape[1]
 
 
 def gram_and_moments(x: Tensor, labels: Tensor, classes: int, moment_weight: float = MOMENT_WEIGHT) -> Clipped:

@@ -25,7 +25,7 @@ class LinearHead(NamedTuple):
     @classmethod
     def on_centred(cls, weight: Tensor, centre: Tensor | None) -> LinearHead:
         """Returns the head that scores ``x`` by ``weight (x - centre)``."""
-        bias = weight.new_zeros(len(weight)) if centre is None else -(weight @ centre.to(weight))
+        bias = weight.new_zeros(len(weight)) if centre is None else -(weight @ centre.to(weight).flatten())
         return cls(weight.float(), bias.float())
 
     def module(self) -> nn.Linear:

@@ -14,6 +14,7 @@ from spectral_dp.mechanism.noise import NoiseSource, SecureNoise
 from spectral_dp.mechanism.perturbation import add_noise
 
 
+@torch.no_grad()  # what is released has no way back to the records
 def release_sum(
     parts: Iterable[Clipped], *, noise_multiplier: float, ledger: Ledger, noise: NoiseSource | None = None
 ) -> Tensor:
@@ -26,8 +27,9 @@ def release_sum(
     * For which neighbours: those of the ledger's relation.
     * What is charged: one step with this noise multiplier and sample rate 1, entered in the ledger before the release.
       If anything fails afterwards, it stays charged.
-    * Under which assumptions: the bounds of the parts are true, and equal, which is checked. One process makes the
-      release: each of several would draw noise of its own, so that as many releases were made where one is charged.
+    * Under which assumptions: the bounds of the parts are true. That they are equal, and that the parts have one shape,
+      is checked: a number that is added to a whole row would count as often as the row has numbers. One process makes
+      the release: each of several would draw noise of its own, so that as many releases were made where one is charged.
 
     Args:
         parts: Clipped sums over some records each. There is at least one part, and it may be of no records.
@@ -39,7 +41,7 @@ def release_sum(
         The noisy sum, in the shape of the parts.
 
     Raises:
-        ValueError: If there is no part, or two parts declare different bounds. Nothing is charged then.
+        ValueError: If there is no part, or two parts have different bounds or shapes. Nothing is charged then.
         RuntimeError: If this is one of several processes. Nothing is charged then.
     """
     _require_one_process()
@@ -49,6 +51,9 @@ def release_sum(
             total = part
         elif part.max_norm != total.max_norm:
             raise ValueError(f"parts of one sum have one bound, got {total.max_norm} and {part.max_norm}")
+        elif part.value.shape != total.value.shape:
+            shapes = f"{tuple(total.value.shape)} and {tuple(part.value.shape)}"
+            raise ValueError(f"parts of one sum have one shape, got {shapes}")
         else:
             total = Clipped(torch.add(total.value, part.value), part.max_norm, total.nonfinite + part.nonfinite)
     if total is None:

@@ -55,6 +55,7 @@ class FunctionTarget(Target):
         name: The name of the target in reports. If None, it is the name of the function.
         dtype: The type of the gradients.
         seed: Seed of the sampled batches of :meth:`run`. If None, they are drawn afresh.
+        released: How many numbers it returns. If None, as many as a gradient has.
     """
 
     starts_afresh = False
@@ -69,6 +70,7 @@ class FunctionTarget(Target):
         name: str | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int | None = None,
+        released: int | None = None,
     ) -> None:
         if dimension < 2:
             raise ValueError(f"dimension must be at least 2, got {dimension}")
@@ -76,7 +78,7 @@ class FunctionTarget(Target):
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self._scale = 1.0 if returns == "sum" else claim.expected_batch_size
         self._dtype, self._seed, self._runs = dtype, seed, itertools.count()
-        self.outputs = [Output("gradient", (dimension,), claim.noise_std)]
+        self.outputs = [Output("gradient", (released or dimension,), claim.noise_std)]
 
     def release(self, records: Sequence[Record], noise: Script | None = None) -> Tensor:
         """Returns what the function makes of these gradients."""
@@ -144,30 +146,40 @@ class FunctionTarget(Target):
     def hostile(self, generator: torch.Generator) -> list[Hostile]:
         """Returns records that are too long by little and by much, tiny, flat, alternating and not finite."""
         (x,) = self.ordinary(1, generator)
-        nan, inf, both = x.clone(), x.clone(), x.clone()
-        nan[self.dimension // 2] = torch.nan
-        inf[0] = torch.inf
-        both[0], both[-1] = torch.inf, -torch.inf
-        alternating = torch.tensor([1.0, -1.0]).double().repeat(self.dimension)[: self.dimension]
-        finite = {"ordinary": x, "x 1e6": x * 1e6, "x 1e15": x * 1e15, "x 1e-20": x * 1e-20}
-        unit = x * self.claim.max_grad_norm / x.norm()
-        finite |= {f"{times:+g} bounds": times * unit for length in BEYOND for times in (length, -length)}
-        finite |= {"flat": torch.full_like(x, 1e3), "alternating": alternating * 1e3, "one number": 1e4 * (x == x[0])}
-        not_finite = {"NaN": nan, "infinite": inf, "both infinities": both}
-        return [Hostile(n, r, n in finite) for n, r in (finite | not_finite).items()]
+        return hostile_vectors(x, self.claim.max_grad_norm)
 
     def _checked(self, released: object) -> Tensor:
         where = f"{self.name}(gradients of shape (n, {self.dimension}))"
         if not isinstance(released, Tensor):
             raise TypeError(f"{where} must return a torch.Tensor, got {type(released).__name__}")
-        if tuple(released.shape) != (self.dimension,):
+        if tuple(released.shape) != (self.size,):
             raise ValueError(
-                f"{where} must return one number a coordinate, shape ({self.dimension},), got {tuple(released.shape)}: "
+                f"{where} must return one number a coordinate, shape ({self.size},), got {tuple(released.shape)}: "
                 "return what one step would give the optimizer, not something per sample"
             )
         if not released.is_floating_point():
             raise ValueError(f"{where} must return real floating-point numbers, got {released.dtype}")
         return released
+
+
+def hostile_vectors(x: Tensor, bound: float) -> list[Hostile]:
+    """Returns vectors made of an ordinary one: too long by little and by much, tiny, flat, alternating, not finite.
+
+    Args:
+        x: An ordinary vector, ``(d,)``.
+        bound: The length to which vectors are clipped.
+    """
+    nan, inf, both = x.clone(), x.clone(), x.clone()
+    nan[len(x) // 2] = torch.nan
+    inf[0] = torch.inf
+    both[0], both[-1] = torch.inf, -torch.inf
+    alternating = torch.tensor([1.0, -1.0]).double().repeat(len(x))[: len(x)]
+    finite = {"ordinary": x, "x 1e6": x * 1e6, "x 1e15": x * 1e15, "x 1e-20": x * 1e-20}
+    unit = x * bound / x.norm()
+    finite |= {f"{times:+g} bounds": times * unit for length in BEYOND for times in (length, -length)}
+    finite |= {"flat": torch.full_like(x, 1e3), "alternating": alternating * 1e3, "one number": 1e4 * (x == x[0])}
+    not_finite = {"NaN": nan, "infinite": inf, "both infinities": both}
+    return [Hostile(n, r, n in finite) for n, r in (finite | not_finite).items()]
 
 
 def spectrum_kinds(d: int) -> tuple[Kind, ...]:
