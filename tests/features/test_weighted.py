@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from tests.support.extractors import Scaled
+from torch.nn import functional as F
 
 from spectral_dp.features import FeatureError, Projected, Weighted
 from spectral_dp.priors import generate_images
@@ -69,3 +70,13 @@ def test_settings_that_do_not_work_are_refused(spectrum, options):
 def test_coordinates_of_another_spectrum_are_refused(channels):
     with pytest.raises(FeatureError, match="has 1 directions, but there are 3 coordinates"):
         Weighted(channels).output_shape((3, 8, 8))
+
+
+def test_what_is_rounding_errors_alone_stays_small(spectrum, channels):
+    """Catches unit length of what a projection leaves of a record that is orthogonal to it: noise of its neighbours."""
+    for stored, shape in ((spectrum, (2, 8, 8)), (channels, (2, 8, 8))):
+        mean = stored.load().mean
+        record = (mean.view(-1, 1, 1).expand(shape) if stored.channels else mean.view(shape))[None]
+        left = Projected(stored, 1).module(shape)(record) + 1e-7
+        assert F.normalize(left.flatten(1)).norm().item() == pytest.approx(1)  # the double that has no floor
+        assert Weighted(stored).module(tuple(left.shape[1:]))(left).norm().item() < 1e-2

@@ -4,20 +4,29 @@
 
 ``c_i`` are the coordinates of ``projected``, and ``λ_i`` the eigenvalues of the covariance that features of *generated*
 images have. With ``p = 1/2`` strong directions do not use up the clipping bound alone.
+
+At unit length, ``z`` is divided by ``max(|z|, l)``. The floor ``l`` is a small share of the length that generated
+images have, a public number. Of a record that is orthogonal to the basis only rounding errors are left, which may
+depend on the records beside it. At unit length they would be a direction of their own, and one record more could move
+others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import FixedExtractor, Shape
-from spectral_dp.features.prepared import unit_length
 from spectral_dp.features.spectrum import StoredSpectrum
+
+#: The least length that is scaled to one, as a share of the length that features of generated images have.
+LEAST_SHARE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -25,15 +34,18 @@ class Weighted(FixedExtractor):
     """An :class:`~spectral_dp.features.Extractor` from coordinates in a public basis to the same with gains.
 
     Formal guarantee. The gains are computed from generated images, so they depend on no private record. Scaling a
-    record, also to unit length, is a function of that record alone. So nothing is released, and nothing is charged.
+    record, also to unit length, is a function of that record alone, and what a record gets from rounding errors of the
+    projection stays as small as they are. So nothing is released, and nothing is charged.
 
     Attributes:
         spectrum: Where the spectrum of the basis is. Channels are scaled further, all alike, so that those of generated
             images have unit variance on average, as normalised channels have: a network reads them.
         power: ``p``. With 0 the coordinates are as they are, with 1/2 all directions vary alike under generated images.
         damp: Bounds the gains: directions that vary less than this share of the first one gain no more.
-        unit: Whether each record is scaled to unit length at the end.
+        unit: Whether each record is scaled to unit length at the end; much shorter ones stay shorter than one.
     """
+
+    version: ClassVar[int] = 2
 
     spectrum: StoredSpectrum
     power: float = 0.5
@@ -83,12 +95,15 @@ class SpectralGains(nn.Module):
         self._unit = weighted.unit
         spectrum = weighted.spectrum.load(shape[0])
         gains = spectrum.gains(weighted.power, weighted.damp).double()
+        energies = gains.square() * spectrum.eigenvalues.double()  # of generated images, by coordinate
         if weighted.spectrum.channels:
-            energy = (gains.square() * spectrum.eigenvalues.double()).mean()
-            gains = gains / energy.sqrt().clamp(min=1e-30)
+            gains = gains / energies.mean().sqrt().clamp(min=1e-30)
+            energies = energies / energies.mean()
+        positions = math.prod(shape[1:])
+        self._least = LEAST_SHARE * math.sqrt(float(energies.sum()) * positions)
         self.register_buffer("gains", gains.float().view(-1, *[1] * (len(shape) - 1)), persistent=False)
 
     def forward(self, coordinates: Tensor) -> Tensor:
         """Returns the coordinates with their gains, in float32."""
         z = coordinates.float() * self.gains
-        return unit_length(z) if self._unit else z
+        return F.normalize(z.flatten(1), eps=self._least).view_as(z) if self._unit else z
