@@ -1,6 +1,8 @@
 """A pretrained network as a front end: the features of the network itself, resized and normalised inside."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -230,3 +232,12 @@ def test_large_images_are_computed_a_few_at_a_time(weights):
     rows = [Backbone(weights, side).module((3, 8, 8)).rows_at_once for side in (32, 128, 224, 1024)]
     assert rows == sorted(rows, reverse=True)
     assert rows[2:] == [2, 1]
+
+
+def test_shapes_are_told_without_the_compiler_of_torch():
+    """Catches BatchNorm on the device meta: it loads torch's compiler, a second at the start of every run."""
+    code = (
+        "import sys; from spectral_dp.features.backbone import _map_shape, find_architecture as find; "
+        "assert _map_shape(find('efficientnet-lite0'), 224) == (1280, 7, 7); assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

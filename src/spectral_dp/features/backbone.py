@@ -147,6 +147,10 @@ class _TextFeatures(nn.Module):
 def _map_shape(architecture: Architecture, side: int) -> Shape:
     with torch.device("meta"), torch.no_grad():
         network = architecture.build().eval()
+        for module in list(network.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.BatchNorm2d):  # without it, torch loads its compiler to tell a shape
+                    setattr(module, name, nn.Identity())
         try:
             return tuple(network.maps(torch.empty(1, 3, side, side)).shape[1:])  # type: ignore[operator]
         except RuntimeError as error:
