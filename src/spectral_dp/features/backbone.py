@@ -145,14 +145,13 @@ class _TextFeatures(nn.Module):
 
 @lru_cache
 def _map_shape(architecture: Architecture, side: int) -> Shape:
-    with torch.device("meta"), torch.no_grad():
+    with torch.device("meta"):
         network = architecture.build().eval()
-        for module in list(network.modules()):
-            for name, child in module.named_children():
-                if isinstance(child, nn.BatchNorm2d):  # without it, torch loads its compiler to tell a shape
-                    setattr(module, name, nn.Identity())
+    # One image through whatever is in memory: on the device meta, torch would load its compiler to tell a shape.
+    with torch.no_grad():
         try:
-            return tuple(network.maps(torch.empty(1, 3, side, side)).shape[1:])  # type: ignore[operator]
+            maps = network.to_empty(device="cpu").maps(torch.zeros(1, 3, side, side))  # type: ignore[operator]
+            return tuple(maps.shape[1:])
         except RuntimeError as error:
             raise FeatureError(
                 f"images of {side} x {side} pixels are too small for {architecture.name}: enlarge them"
