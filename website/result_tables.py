@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PAGES = (
     *("README.md", "results/README.md"),
-    *("docs/paper-claims.md", "docs/performance.md", "docs/priors.md", "docs/scattering.md"),
+    *("docs/paper-claims.md", "docs/performance.md", "docs/priors.md", "docs/scattering.md", "docs/transfer.md"),
 )
 _BATCH_OF_SEQUENCES = 32
 _SEEDS_OF_A_CLAIM = 5
@@ -49,6 +49,10 @@ _PAIRED = {
     ("priors-cpu", 0): "CIFAR-10, features from no data, ",
     ("transfer-cpu", 0): "CIFAR-10, frozen EfficientNet-Lite0, ",
     ("transfer-cpu", 1): "CIFAR-10, frozen MobileNetV2, ",
+    ("transfer-cpu", 2): "CIFAR-10, frozen ResNet-18, ",
+    ("transfer-cpu", 3): "CIFAR-100, frozen EfficientNet-Lite0, ",
+    ("transfer-cpu", 4): "CIFAR-100, frozen MobileNetV2, ",
+    ("transfer-cpu", 5): "CIFAR-100, frozen ResNet-18, ",
 }
 #: Those of them that the README shows.
 _SHOWN = (
@@ -187,6 +191,40 @@ def scattering_table() -> str:
     return "\n".join(lines)
 
 
+def transfer_table() -> str:
+    """Heads on pretrained networks: all methods at each epsilon, with the paired difference, and without privacy."""
+    private = ("DP-SGD", "Spectral-DP", "Class means", "Least squares")
+    lines = ["| | ε | " + " | ".join(private) + " | shown | without privacy |", "|---" * 8 + "|"]
+    for panel in read_results("transfer-cpu")["panels"]:
+        for column in dict.fromkeys(cell["column"] for cell in panel["cells"]):
+            found = {cell["row"]: accuracies(cell) for cell in panel["cells"] if cell["column"] == column}
+            theirs, ours = found["DP-SGD"], found["Spectral-DP"]
+            seeds = len(theirs.keys() & ours.keys())
+            if not seeds:
+                continue
+            difference = _difference(ours, theirs)
+            shown = [_mean(found[row]) for row in private]
+            shown += [f"{difference}, {_supported(difference, seeds)}", _mean(found["Non-private"])]
+            name = f"[{panel['title']}](results/transfer-cpu/README.md)"
+            lines.append(f"| {name} | {column.removeprefix('ε = ')} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def text_table() -> str:
+    """Texts: every method at each epsilon, and how many seeds are behind it."""
+    columns = ("1", "3", "8")
+    lines = ["| | " + " | ".join(f"ε = {each}" for each in columns) + " | seeds |", "|---" * 5 + "|"]
+    for panel in read_results("text-cpu")["panels"]:
+        for row in dict.fromkeys(cell["row"] for cell in panel["cells"]):
+            found = {cell["column"]: accuracies(cell) for cell in panel["cells"] if cell["row"] == row}
+            if not any(found.values()):
+                continue
+            shown = " | ".join(_mean(found.get(f"ε = {each}", {})) for each in columns)
+            seeds = max(len(each) for each in found.values())
+            lines.append(f"| [{panel['title']}](results/text-cpu/README.md), {row} | {shown} | {seeds} |")
+    return "\n".join(lines)
+
+
 def cifar10_table() -> str:
     """CIFAR-10 at epsilon 3 without other data: networks from scratch, scattering, features from no data."""
     found: list[tuple[str, str, str, dict[int, float]]] = []
@@ -230,6 +268,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "priors": priors_table,
     "scattering": scattering_table,
     "steps": steps_table,
+    "text": text_table,
+    "transfer": transfer_table,
 }
 
 
