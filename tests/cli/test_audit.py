@@ -85,7 +85,7 @@ def test_a_configuration(target):
     if target == "opacus":
         pytest.importorskip("opacus")
     ratio = 0.5 if target == "spectral" else 0
-    result = run("--target", target, "--model", "tiny", "--conv-ratio", ratio, *CLAIM, "--confidence", 0.9999, "--json")
+    result = run("--target", target, "--model", "tiny", "--conv-ratio", ratio, *CLAIM, "--confidence", 0.999999, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["target"] == f"tiny ({target})"
@@ -100,7 +100,7 @@ def test_a_run_with_a_wrong_statement(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(settings.to_dict()))
     facts = {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 20, "epsilon": 0.5}
     (tmp_path / "privacy.json").write_text(json.dumps(facts))
-    result = run(tmp_path, "--confidence", 0.9999, "--json")
+    result = run(tmp_path, "--confidence", 0.999999, "--json")
     assert result.exit_code == 1
     assert [v["audit"] for v in json.loads(result.stdout)["verdicts"] if v["ok"] is False] == ["accounting"]
 
@@ -110,7 +110,7 @@ STATISTICS = ["--model", "scatter-linear", "--feature-norm", "private", "--featu
 
 def test_the_release_of_statistics_is_part_of_the_report():
     """Catches a report that leaves the statistics out of what the run spends."""
-    result = run(*STATISTICS, "--method", "dpsgd", *CLAIM, "--confidence", 0.9999, "--json")
+    result = run(*STATISTICS, "--method", "dpsgd", *CLAIM, "--confidence", 0.999999, "--json")
     assert result.exit_code == 0, result.output
     assert "NaN" not in result.stderr
     report = json.loads(result.stdout)
@@ -127,7 +127,7 @@ def test_a_violation_by_the_statistics_alone_is_one(monkeypatch):
 
     sound = audit_target.statistics_target
     monkeypatch.setattr(audit_target, "statistics_target", lambda settings: sound(settings, without_charge))
-    result = run(*STATISTICS, "--method", "dpsgd", *CLAIM, "--confidence", 0.9999, "--json")
+    result = run(*STATISTICS, "--method", "dpsgd", *CLAIM, "--confidence", 0.999999, "--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert report["ok"] is report["normalisation"]["ok"] is False
