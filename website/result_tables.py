@@ -60,6 +60,7 @@ _SHOWN = (
     *("CIFAR-10, scattering, linear, ε = 1", "CIFAR-10, scattering, linear, ε = 3"),
     *("CIFAR-10, scattering, convolutional, ε = 3", "CIFAR-10, features from no data, ε = 3"),
     *("CIFAR-10, frozen EfficientNet-Lite0, ε = 1", "CIFAR-10, frozen EfficientNet-Lite0, ε = 0.1"),
+    *("CIFAR-10, frozen MobileNetV2, ε = 1", "CIFAR-10, frozen ResNet-18, ε = 2"),
 )
 
 
