@@ -127,3 +127,13 @@ def test_the_checksum_is_of_contents_shape_and_type():
     sums = {cache.checksum_of(t) for t in (IMAGES, IMAGES.view(10, 4, 4, 1), IMAGES.to(torch.int8), IMAGES.flip(0))}
     assert len(sums) == 4
     assert cache.checksum_of(IMAGES) == cache.checksum_of(IMAGES.clone())
+
+
+def test_small_features_have_small_chunks_too(monkeypatch):
+    """Catches chunks by bytes alone: 20,000 embeddings of texts were one, without progress for a quarter of an hour."""
+    monkeypatch.undo()
+    embeddings, maps = (
+        cache.describe("x", {}, "plain", "0", (1,), (20_000, *shape)) for shape in ((384,), (243, 8, 8))
+    )
+    assert cache.chunk_count(embeddings) >= 16
+    assert embeddings["rows_of_a_chunk"] > maps["rows_of_a_chunk"]

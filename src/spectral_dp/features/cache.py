@@ -31,7 +31,8 @@ from spectral_dp.features.extractor import Shape
 from spectral_dp.files import digest_of, locked, remove_abandoned, whole_file, write_json
 
 _HEADER = 4096  # bytes before the rows: they begin at a page of memory
-_CHUNK_BYTES = 16 * 2**20  # of a chunk: about what a kill costs
+_CHUNK_BYTES = 16 * 2**20  # of a chunk, at most
+_CHUNK_ROWS = 1024  # likewise: what a kill costs, when progress is shown, and what processes share out
 
 
 class FeatureCache:
@@ -94,7 +95,7 @@ def describe(
     extractor: str, settings: Mapping[str, Any], view: str, inputs: str, input_shape: Shape, shape: Shape
 ) -> dict[str, Any]:
     """Returns the description of a cache; ``inputs`` is a checksum of what the features are of."""
-    rows = max(1, _CHUNK_BYTES // (2 * math.prod(shape[1:])))
+    rows = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // (2 * math.prod(shape[1:]))))
     return {
         "format": 1,
         "extractor": extractor,
