@@ -85,7 +85,9 @@ def test_a_configuration(target):
     if target == "opacus":
         pytest.importorskip("opacus")
     ratio = 0.5 if target == "spectral" else 0
-    result = run("--target", target, "--model", "tiny", "--conv-ratio", ratio, *CLAIM, "--confidence", 0.999999, "--json")
+    result = run(
+        "--target", target, "--model", "tiny", "--conv-ratio", ratio, *CLAIM, "--confidence", 0.999999, "--json"
+    )
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["target"] == f"tiny ({target})"
