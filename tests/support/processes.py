@@ -12,6 +12,7 @@ from torch import distributed as dist
 
 from tests.support.killable_runs import started
 
+_NO_GROUP = "NoGroup"  # what a rank says whose group could not be made
 TIMEOUT = 60.0  # seconds that a function may take, beyond the timeout of its group
 
 
@@ -34,7 +35,19 @@ class Processes:
         self._workers, self._lost = [], []
 
     def results(self, size, function, *args, timeout=20.0):
-        """Runs ``module:name`` on so many ranks, and returns what it returned or raised on each of them."""
+        """Runs ``module:name`` on so many ranks, and returns what it returned or raised on each of them.
+
+        Ranks that found no group on a busy machine number their later groups differently, and would never meet again:
+        others take their places, once.
+        """
+        found = self._try(size, function, *args, timeout=timeout)
+        if any(isinstance(result, Failed) and result.kind == _NO_GROUP for result in found):
+            self.stop()
+            self._workers.clear()
+            found = self._try(size, function, *args, timeout=timeout)
+        return found
+
+    def _try(self, size, function, *args, timeout):
         self._start(size)
         with tempfile.TemporaryDirectory() as directory:
             for rank, (_, pipe) in enumerate(self._workers[:size]):
@@ -90,6 +103,7 @@ def _serve(pipe):
             return
         function, args, rank, size, store, timeout = asked
         result = failure = None
+        has_group = False
         module, _, name = function.partition(":")
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
         torch.manual_seed(rank)  # ranks begin with different parameters, as careless scripts do
@@ -101,9 +115,11 @@ def _serve(pipe):
                 world_size=size,
                 timeout=datetime.timedelta(seconds=timeout),
             )
+            has_group = True
             result = getattr(importlib.import_module(module), name)(*args)
         except Exception as error:
-            failure = type(error).__name__, str(error), traceback.format_exc()
+            kind = type(error).__name__ if has_group else _NO_GROUP
+            failure = kind, str(error), traceback.format_exc()
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
