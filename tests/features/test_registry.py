@@ -7,6 +7,7 @@ from spectral_dp.features import (
     FeatureError,
     ImageFacts,
     Scattering,
+    Upright,
     build_extractor,
     extractor_entry,
     extractor_names,
@@ -36,6 +37,12 @@ def test_a_front_end_of_ones_own():
     assert "vouches" in extractor_entry(path).assumption
 
 
+def test_any_front_end_can_see_images_upright():
+    found = build_extractor("scattering", FACTS, {"upright": True, "scales": 1})
+    assert found == Upright(Scattering((0.1,), (0.3,), 1, 8, 2))
+    assert build_extractor("scattering", FACTS, {"upright": False}) == build_extractor("scattering", FACTS)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -43,7 +50,8 @@ def test_a_front_end_of_ones_own():
         ("scattering", {"depth": 3}, "no option depth: choose from scales, angles, order"),
         ("scattering", {"scales": "two"}, "cannot make the features scattering"),
         ("scattering", {"order": 3}, "order 1 or 2"),
-        ("tests.support.extractors:doubled", {"x": 1}, "choose from none"),
+        ("scattering", {"upright": "yes"}, "upright must be true or false, got 'yes'"),
+        ("tests.support.extractors:doubled", {"x": 1}, "choose from upright"),
     ],
 )
 def test_what_there_is_not_is_refused(name, options, message):

@@ -145,7 +145,7 @@ def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
     if settings.features is None:
         return {}
     general = features.extractor_entry(settings.features).assumption
-    assumption = getattr(extractor_of(settings), "assumption", general)  # a front end may know more of itself
+    assumption = getattr(extractor_of(settings), "assumption", None) or general  # a front end may know more of itself
     if not features_are_public(settings):
         return {"features": f"{settings.features}: {assumption}; or they were projected on axes that are not public"}
     facts = {

@@ -3,7 +3,7 @@
 - ``extractor`` is the protocol of a front end: a name, settings, the shape of what comes out, and a module.
 - ``scattering`` is one, on the wavelets of ``kymatio_filters``; ``patches`` is another, on patches of generated images;
   ``backbone``, a pretrained network, a third; ``pixels`` and ``hashed_words`` are the plainest, for images and for
-  texts. ``registry`` has all of them by name.
+  texts. ``registry`` has all of them by name, and ``upright`` straightens written characters before any of them.
 - ``extraction`` computes features, by several processes, into a ``cache``; ``views`` are augmented images.
 - ``prepared``, ``projected`` and ``weighted`` are stages from cached features to what a head reads: normalised, in the
   basis of a public ``spectrum``, and with gains there. ``pipeline`` puts front end and stages together.
@@ -35,4 +35,5 @@ from spectral_dp.features.registry import register_extractor as register_extract
 from spectral_dp.features.rows import FeatureRows as FeatureRows
 from spectral_dp.features.scattering import Scattering as Scattering
 from spectral_dp.features.spectrum import generated_spectrum as generated_spectrum
+from spectral_dp.features.upright import Upright as Upright
 from spectral_dp.features.weighted import Weighted as Weighted

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from spectral_dp.features.errors import FeatureError
 from spectral_dp.features.extractor import Extractor, Shape
 from spectral_dp.features.scattering import Scattering
+from spectral_dp.features.upright import Upright
 from spectral_dp.import_paths import imported_factory
 
 
@@ -98,7 +99,8 @@ def build_extractor(name: str, images: ImageFacts, options: Mapping[str, Any] | 
     Args:
         name: A registered name, or the import path ``package.module:factory`` of a factory of your own.
         images: Public facts of the images.
-        options: Options of the front end by name; those that are not given have its defaults.
+        options: Options of the front end by name; those that are not given have its defaults. Of images, each has the
+            option ``upright`` as well: whether it sees them centred and upright, see :class:`Upright`.
 
     Raises:
         FeatureError: If there is no such front end, or it has no such options.
@@ -107,13 +109,16 @@ def build_extractor(name: str, images: ImageFacts, options: Mapping[str, Any] | 
     9
     """
     factory, options = extractor_entry(name).factory, dict(options or {})
+    if not isinstance(is_upright := options.pop("upright", False), bool):
+        raise FeatureError(f"upright must be true or false, got {is_upright!r}")
     known = inspect.signature(factory).parameters
     is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     if (unknown := [option for option in options if option not in list(known)[1:]]) and not is_open:
-        listed = ", ".join(list(known)[1:]) or "none"
+        listed = ", ".join([*list(known)[1:], "upright"])
         raise FeatureError(f"the features {name} have no option {', '.join(unknown)}: choose from {listed}")
     try:
-        return factory(images, **options)
+        found = factory(images, **options)
+        return Upright(found) if is_upright else found
     except TypeError as error:
         raise FeatureError(f"cannot make the features {name} with {options}: {error}") from error
 
