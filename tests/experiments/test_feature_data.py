@@ -296,9 +296,35 @@ class TestPrivateStatistics:
         assert not torch.allclose(released["normalization.mean"], public.mean)
 
     @pytest.mark.parametrize("method", ["nonprivate", "opacus"])
-    def test_need_a_ledger_of_ours(self, tmp_path, method):
+    @pytest.mark.parametrize("which", [{"feature_norm": "private"}, {"feature_gains": "private", "feature_rank": 20}])
+    def test_need_a_ledger_of_ours(self, tmp_path, method, which):
         with pytest.raises(SettingsError, match="no ledger for private statistics"):
-            run(tmp_path, settings(method=method, feature_norm="private"))
+            run(tmp_path, settings(method=method, feature_prior_images=300, **which))
+
+    def test_of_axes_are_charged_and_listed(self, tmp_path):
+        """Catches gains from records that are not released: they are within the budget, and in the statement."""
+        axes = {"feature_rank": 20, "feature_prior_images": 300}
+        summary, directory = run(tmp_path, settings(feature_gains="private", feature_noise_multiplier=10.0, **axes))
+        ledger = _ledger(directory)
+        assert ledger.phases[0] == (10.0, 1.0, 1)
+        assert summary["epsilon"] == pytest.approx(ledger.epsilon(1e-4), rel=1e-9)
+        assert 2.98 < summary["epsilon"] <= 3.0
+        stated = json.loads(directory.privacy.read_text())
+        assert "mean and deviation of every axis of the features" in stated["normalisation"]
+        assert "with gains" not in stated["projection"]
+        own = load_file(directory.weights)["normalization.std"]
+        generated = feature_data.with_normalization(settings(feature_gains="private", **axes), _head(), (20,))
+        assert not torch.allclose(own, generated.normalization.std, rtol=0.05)
+        assert len(_ledger(run(tmp_path, settings(**axes), "generated")[1]).phases) == 1
+
+    def test_of_axes_are_of_the_coordinates_that_the_head_reads(self):
+        """Catches statistics of held-out records, or of features before their projection."""
+        axes = {"feature_rank": 20, "feature_prior_images": 300, "feature_norm": "none", "feature_ratio": 0.5}
+        chosen = settings(feature_gains="private", validation_size=200, flip=True, **axes)
+        read = feature_data.load_features(chosen)
+        released = feature_data.statistics_release(chosen, _head(), read)
+        assert released.maps.shape == (len(read.train_images), 20)
+        assert torch.equal(released.maps[:], read.train_images[:][:, 0])
 
     def test_public_ones_cost_nothing(self, tmp_path):
         _, directory = run(tmp_path, settings(feature_norm="public"))

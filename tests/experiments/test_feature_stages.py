@@ -157,6 +157,8 @@ def test_models_of_images_have_no_facts():
     [
         ({"feature_rank": 5, "feature_channels": 2}, "give one"),
         ({"feature_rank": 5, "feature_norm": "private"}, "use feature_norm group or none"),
+        ({"feature_gains": "private"}, "give feature_rank"),
+        ({"feature_gains": "private", "feature_channels": 2, "model": "cnn"}, "give feature_rank"),
         ({"feature_length": "unit", "feature_norm": "public"}, "use feature_norm group or none"),
         ({"feature_exponent": 0.5, "feature_norm": "public"}, "or public with a projection"),
         ({"feature_exponent": 0.5, "feature_norm": "private"}, "use feature_norm group or none"),

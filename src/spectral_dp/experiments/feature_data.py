@@ -18,7 +18,7 @@ from spectral_dp.features import Extractor, FeatureDataset, FeatureRows, normali
 from spectral_dp.features.datasets import Split, dataset_features
 from spectral_dp.features.views import VIEWS, View
 from spectral_dp.mechanism.noise import NoiseSource, SecureNoise, SeededNoise
-from spectral_dp.models.scattering import with_channel_normalization
+from spectral_dp.models.scattering import with_channel_normalization, with_normalization_module
 
 _NOISE_OF_STATISTICS = 0x5EED  # added to the seed of a reproducible run: its training noise is another stream
 
@@ -63,7 +63,9 @@ def _rows(
 
 
 def with_normalization(settings: ResolvedSettings, model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Gives the model of a run its normalisation of channels, if it has one; public statistics are set at once."""
+    """Gives the model of a run its normalisation of channels or axes, if any; it begins with public statistics."""
+    if (gains := feature_stages.axis_normalization(settings)) is not None:
+        return with_normalization_module(model, gains)
     if not feature_stages.normalizes_in_model(settings):
         return model
     extractor, of_image = feature_stages.extractor_of(settings), feature_stages.image_shape(settings)
@@ -75,7 +77,7 @@ def with_normalization(settings: ResolvedSettings, model: nn.Module, shape: tupl
 
 def statistics_phases(settings: ResolvedSettings) -> tuple[Phase, ...]:
     """Returns what the private statistics of a run are charged as; nothing if it has none."""
-    if not feature_stages.reads_features(settings) or settings.feature_norm != "private":
+    if not feature_stages.reads_features(settings) or "private" not in (settings.feature_norm, settings.feature_gains):
         return ()
     return (Phase(settings.feature_noise_multiplier, 1.0, 1),)
 
@@ -115,7 +117,7 @@ class StatisticsRelease:
     Attributes:
         settings: The settings of the run.
         model: The model, whose normalisation has public statistics until the private ones are released.
-        maps: The maps of the training records.
+        maps: The maps of the training records, or their coordinates along axes.
     """
 
     settings: ResolvedSettings
@@ -138,8 +140,9 @@ class StatisticsRelease:
 
     def facts(self) -> dict[str, Any]:
         """Returns what the privacy statement says of the release."""
+        what = "axis of the features" if self.settings.feature_gains == "private" else "feature channel"
         return {
-            "normalisation": "mean and deviation of every feature channel, clipped, noised and released once, as a "
+            "normalisation": f"mean and deviation of every {what}, clipped, noised and released once, as a "
             f"phase of its own: noise multiplier {self.settings.feature_noise_multiplier:g}, all records"
         }
 
@@ -149,9 +152,11 @@ def statistics_release(settings: ResolvedSettings, model: nn.Module, dataset: An
     if not statistics_phases(settings):
         return None
     # Views that are averaged stay so, as the head reads them; of views that are drawn, the first one is enough.
-    plain: dict[str, Any] = {"feature_ratio": None, "flip": False, "augmentation_multiplicity": 1}
-    raw = replace(settings, feature_norm="none", **plain)
-    is_raw = all(getattr(settings, name) == value for name, value in plain.items())
+    plain: dict[str, Any] = {"flip": False, "augmentation_multiplicity": 1}
+    if settings.feature_gains != "private":  # of whole maps: axes are normalised as they are, channels before cosines
+        plain |= {"feature_ratio": None, "feature_norm": "none"}
+    is_raw = all(getattr(settings, name) == value for name, value in plain.items() if name != "feature_norm")
+    raw = replace(settings, **plain)
     return StatisticsRelease(settings, model, dataset.train_images if is_raw else load_features(raw).train_images)
 
 

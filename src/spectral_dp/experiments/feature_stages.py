@@ -10,6 +10,7 @@ from torch import nn
 from spectral_dp import features
 from spectral_dp.experiments.data_source import records_info
 from spectral_dp.experiments.settings import ResolvedSettings, SettingsError
+from spectral_dp.features.axis_normalization import AxisNormalization
 from spectral_dp.features.datasets import features_directory
 from spectral_dp.features.pipeline import shape_after
 from spectral_dp.features.projected import projected_shape
@@ -62,9 +63,21 @@ def stages_of(settings: ResolvedSettings) -> list[features.Extractor]:
         images=settings.feature_prior_images,
         jobs=settings.threads or torch.get_num_threads(),
     )
+    projected = [*prepared, features.Projected(spectrum, rank)]
+    if settings.feature_gains == "private":  # they are released by the run, and applied by its model
+        return projected
     unit = settings.feature_length == "unit"
-    gains = features.Weighted(spectrum, settings.feature_power, settings.feature_damp, unit)
-    return [*prepared, features.Projected(spectrum, rank), gains]
+    return [*projected, features.Weighted(spectrum, settings.feature_power, settings.feature_damp, unit)]
+
+
+def axis_normalization(settings: ResolvedSettings) -> AxisNormalization | None:
+    """Returns the gains of axes that the model of a run applies itself, or None; they are those of generated images."""
+    if not reads_features(settings) or settings.feature_gains != "private":
+        return None
+    projected = stages_of(settings)[-1]
+    assert isinstance(projected, features.Projected)
+    spectrum, unit = projected.spectrum.load(projected.rank), settings.feature_length == "unit"
+    return AxisNormalization(spectrum, settings.feature_power, settings.feature_damp, unit)
 
 
 def normalizes_in_model(settings: ResolvedSettings) -> bool:
@@ -156,8 +169,9 @@ def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
         what = (
             f"{settings.feature_rank} coordinates" if settings.feature_rank else f"{settings.feature_channels} channels"
         )
+        own = "" if settings.feature_gains == "private" else "and with gains "
         facts["projection"] = (
-            f"on {what}, in a basis and with gains from {settings.feature_prior_images} generated images "
+            f"on {what}, in a basis {own}from {settings.feature_prior_images} generated images "
             f"({settings.feature_prior}): {prior_assumption(settings.feature_prior)}, so nothing of it is released or "
             "charged"
         )

@@ -38,7 +38,10 @@ def start(settings: ResolvedSettings, model: nn.Module, data: TrainingData) -> M
         return OneShotMethod(settings, model, data)
     settings.sampling(len(data.train_images))  # or an error: batches are too large
     if settings.method in ("nonprivate", "opacus") and statistics_phases(settings):
-        raise SettingsError(f"method {settings.method} has no ledger for private statistics: use feature_norm group")
+        raise SettingsError(
+            f"method {settings.method} has no ledger for private statistics: use feature_norm group, and "
+            "feature_gains generated"
+        )
     if settings.method == "nonprivate":
         return NonPrivateMethod(settings, model, data)
     warn_if_delta_too_large(settings.delta, len(data.train_images))

@@ -90,6 +90,11 @@ class Options:
         0.5, "Gains of the axes, (eigenvalue / largest + damp)^-power, with --feature-rank or --feature-channels."
     )
     feature_damp: float = _data(1e-3, "Damp of these gains: axes with a smaller share of the largest gain no more.")
+    feature_gains: Literal["generated", "private"] = _data(
+        "generated",
+        "Whose mean and variance along the axes make these gains, with --feature-rank: those of generated images, or "
+        "those of the records, which are released with noise and are part of the budget.",
+    )
     feature_length: Literal["unit", "none"] | None = _data(
         None, "Scale the features of each record to unit length, or not (default: unit with --feature-rank)."
     )
@@ -100,7 +105,9 @@ class Options:
     )
     feature_prior_images: int = _data(8000, "Number of these images.")
     feature_noise_multiplier: float = _data(
-        20.0, "Noise multiplier of the private statistics, which are part of the budget, with --feature-norm private."
+        20.0,
+        "Noise multiplier of the private statistics, which are part of the budget, with --feature-norm private or "
+        "--feature-gains private.",
     )
     mirror_average: bool = _data(False, "Average features over the image and its mirror image.")
 

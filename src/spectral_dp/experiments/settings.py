@@ -71,6 +71,10 @@ class _CheckedOptions(Options):
                 "feature_rank projects all numbers of a record, feature_channels its channels: give one"
             )
         is_projected = self.feature_rank or self.feature_channels
+        if self.feature_gains == "private" and not self.feature_rank:
+            raise SettingsError(
+                "feature_gains private are those of axes: give feature_rank, how many axes features are projected on"
+            )
         is_changed = is_projected or self.feature_length == "unit" or self.feature_exponent != 1
         if is_changed and (self.feature_norm == "private" or (self.feature_norm == "public" and not is_projected)):
             raise SettingsError(

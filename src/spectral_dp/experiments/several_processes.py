@@ -23,7 +23,8 @@ def refuse_for_ranks(settings: ResolvedSettings) -> None:
         raise SettingsError(f"method {settings.method} trains in one process: leave --processes out")
     if statistics_phases(settings):
         raise SettingsError(
-            "every process would release private statistics of its own: with --processes use feature_norm group"
+            "every process would release private statistics of its own: with --processes use feature_norm group, "
+            "and feature_gains generated"
         )
     if settings.unsafe_diagnostics:
         raise SettingsError("diagnostics would be those of the first process only: leave --processes out")

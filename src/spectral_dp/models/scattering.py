@@ -162,8 +162,12 @@ def with_channel_normalization(
         input_shape: The shape of the features that the head reads.
         positions: The number of positions of a map, if the head reads cosine coefficients of maps; None if not.
     """
+    return with_normalization_module(head, ChannelNormalization(input_shape[0], positions))
+
+
+def with_normalization_module(head: nn.Module, normalization: nn.Module) -> nn.Module:
+    """Gives a head a normalisation of what it reads, and returns the head."""
     if not hasattr(head, "normalization"):
         raise ValueError(f"{type(head).__name__} has no place for a normalisation: give it an attribute normalization")
-    normalization = ChannelNormalization(input_shape[0], positions)
     head.normalization = normalization.to(next(head.parameters()).device)
     return head
