@@ -15,11 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets (what a bare `make` does)
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Settings of the demonstration: chosen on a validation split of the digits (see docs/training.md).
-DEMO := --dataset digits --model model1 --epsilon 3 --epochs 20 --batch-size 256 --max-grad-norm 0.1 --schedule cosine
-
-demo: $(VENV)/installed  ## install, compare DP-SGD and Spectral-DP on digits, write a report (two minutes)
-	$(BIN)/spectral-dp compare $(DEMO) --learning-rate 10 --arm dpsgd --arm spectral --seeds 3 --jobs 2 --out runs/demo
+demo: $(VENV)/installed  ## install, train classifiers of digits in three ways, write a report (two minutes)
+	$(BIN)/spectral-dp compare --config examples/demo.toml --seeds 5 --jobs 2 --out runs/demo
 	$(BIN)/spectral-dp report runs/demo --out runs/demo/report.html
 
 test: lint  ## install what is missing, lint, check types, run the tests

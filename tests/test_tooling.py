@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from spectral_dp._version import __version__
+from spectral_dp.experiments.comparison import Comparison
+from spectral_dp.experiments.results import differing
+from spectral_dp.experiments.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -29,6 +32,23 @@ def test_make_lists_every_target(arguments):
     listed = dict(line.split(maxsplit=1) for line in make(*arguments).splitlines())
     assert list(listed) == targets
     assert all(listed.values())
+
+
+def test_the_demonstration_compares_what_its_words_say():
+    """Catches other budgets, data that must be fetched, and arms that differ in more than their comments admit."""
+    assert "spectral-dp compare --config examples/demo.toml --seeds 5" in make("-n", "demo")
+    given = tomllib.loads((ROOT / "examples/demo.toml").read_text())
+    arms = given.pop("arms")
+    demo = Comparison({label: Settings.from_dict(given | own).resolved() for label, own in arms.items()}, range(5))
+    assert demo.baseline == "DP-SGD, pixels"
+    assert {(s.dataset, s.model, s.epsilon, s.validation_size) for s in demo.settings.values()} == {
+        ("digits", "linear", 3, 0)
+    }
+    assert [s.features for s in demo.settings.values()] == ["pixels", "patches", "patches"]  # neither needs an extra
+    _, plain, ours = demo.settings.values()
+    assert (plain.feature_power, ours.feature_power > 0) == (0, True)
+    tuned = ["method", "epochs", "batch_size", "learning_rate"]
+    assert sorted(differing([plain.to_dict(), ours.to_dict()])) == sorted(["feature_power", *tuned])
 
 
 def test_another_python_can_be_chosen(tmp_path):

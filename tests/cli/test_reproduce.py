@@ -1,6 +1,7 @@
 """``spectral-dp reproduce``: runs what is missing, reports what is there, and says plainly what it cannot do."""
 
 import json
+import shutil
 
 import pytest
 import typer
@@ -90,6 +91,42 @@ def test_finished_runs_are_not_run_again(trainer):
     run("tiny.toml")
     run("tiny.toml", "--seeds", 2)
     assert trainer.trained == ["dpsgd", "spectral"] * 2  # the second time, the second seed alone
+
+
+class TestRecords:
+    """What a clone of the repository has: records of runs beside the reports, and no run directories."""
+
+    @pytest.fixture(autouse=True)
+    def recorded(self, trainer, directory):
+        run("tiny.toml")
+        shutil.rmtree(directory / "runs")
+        trainer.trained.clear()
+
+    def test_recorded_runs_are_not_run_again(self, trainer, directory):
+        result = run("tiny.toml", "--seeds", 2)
+        assert "tiny: 2 of 4 runs are taken from the records in results/runs" in result.output
+        assert trainer.trained == ["dpsgd", "spectral"]  # the second seed alone
+        assert report(directory).count("| 75.00 ± 0.00 |") == 2
+
+    def test_with_all_of_them_nothing_is_run_and_no_data_are_needed(self, trainer, directory, monkeypatch):
+        monkeypatch.setattr("spectral_dp.experiments.grid.load_records", lambda _: pytest.fail("no data are needed"))
+        result = run("tiny.toml")
+        assert result.exit_code == 0, result.output
+        assert "2 of 2 runs are taken from the records" in result.output
+        assert trainer.trained == []
+        assert report(directory).count("| 75.00 |") == 2
+
+    def test_reports_elsewhere_run_everything(self, trainer):
+        """Catches records that keep a user from repeating the runs."""
+        assert "records" not in run("tiny.toml", "--out", "there").output
+        assert trainer.trained == ["dpsgd", "spectral"]
+
+    def test_a_record_of_other_settings_does_not_count(self, trainer, directory):
+        (record,) = (directory / "results" / "runs").glob("*-dpsgd-*")
+        settings = RunDirectory(record).settings().to_dict() | {"momentum": 0.9}
+        (record / "config.json").write_text(json.dumps(settings))
+        assert "1 of 2 runs are taken from the records" in run("tiny.toml").output
+        assert trainer.trained == ["dpsgd"]
 
 
 def test_seeds_are_part_of_the_command(trainer, directory):

@@ -36,6 +36,7 @@ def test_ours_comes_before_that_of_opacus(tmp_path):
     "other",
     [
         {"model": "lenet5"},
+        {"features": "pixels"},
         {"dataset": "mnist"},
         {"validation_size": 100},
         {"delta": 1e-6},

@@ -52,6 +52,13 @@ def test_seeded_runs_are_marked():
     assert "2 runs at a time" in Comparison(seeded, [0], jobs=2).caption()
 
 
+def test_the_caption_names_the_settings_that_differ():
+    """Catches a gain that seems to be of the method alone, where the learning rates differ too."""
+    tuned = compared(a={"method": "dpsgd", "learning_rate": 2.0}, b={"method": "spectral", "linear_ratio": 0.5})
+    assert "configurations differ in method, linear_ratio, learning_rate; " in Comparison(tuned, [0]).caption()
+    assert "differ in" not in Comparison(compared(a={"method": "dpsgd"}), [0]).caption()
+
+
 def test_paired_intervals_cover_at_the_stated_rate():
     """Over many made-up experiments; and, as a control, the interval of half the width does not."""
     rng = np.random.default_rng(0)

@@ -72,11 +72,26 @@ class TestGrid:
         assert Grid({"a": settings()}, [0]).results(tmp_path)["a"].runs
 
 
+class TestMissing:
+    def test_what_no_directory_holds(self, finish, tmp_path):
+        grid = Grid({"a": settings(), "b": settings(method="dpsgd")}, [0, 1])
+        first, second, *others = grid.runs().values()
+        finish(first, name=f"here/{run_name(first)}")
+        finish(second, name=f"there/{run_name(second)}")
+        assert list(grid.missing(tmp_path / "here", tmp_path / "there").values()) == others
+        assert list(grid.missing(tmp_path / "there").values()) == [first, *others]
+
+    def test_a_result_of_other_settings_is_none(self, finish, tmp_path):
+        """Catches a run that is never made, because a directory has its name."""
+        finish(settings(momentum=0.9), name=run_name(settings()))
+        assert len(Grid({"a": settings()}, [0]).missing(tmp_path)) == 1
+
+
 def test_missing_data_are_found_before_anything_runs(tmp_path, monkeypatch, finish):
     monkeypatch.setenv("SPECTRAL_DP_CACHE", str(tmp_path / "cache"))
-    runs = Grid({"a": settings(dataset="mnist")}, [0, 1]).runs()
+    grid = Grid({"a": settings(dataset="mnist")}, [0, 1])
     with pytest.raises(DataError, match="spectral-dp data get mnist"):
-        check_data(runs, tmp_path)
-    for run in runs.values():
+        check_data(grid.missing(tmp_path))
+    for run in grid.runs().values():
         finish(run)
-    check_data(runs, tmp_path)  # nothing left to train, no data needed
+    check_data(grid.missing(tmp_path))  # nothing left to train, no data needed

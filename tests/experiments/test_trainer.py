@@ -189,6 +189,22 @@ def test_tensorboard_gets_what_may_be_published(tmp_path, tiny, monkeypatch):
     assert written == [("heldout_accuracy", 4), ("heldout_loss", 4), ("epsilon", 4), "closed"]
 
 
+def test_a_run_that_is_killed_where_tensorboard_begins_goes_on(tmp_path, tiny, monkeypatch):
+    """Catches a directory with TensorBoard's files and no settings, which nobody may go on in: a search counted that
+    trial as failed."""
+
+    def killed_here(directory):
+        (directory.path / "tensorboard").mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_tensorboard", killed_here)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, tiny(epochs=1))
+    summary, _ = run(tmp_path, tiny(epochs=1), resume=True)
+    assert summary["steps"] == 4
+
+
 def test_a_lost_checkpoint_is_not_forgotten(tmp_path, tiny):
     """Catches beginning again with a fresh ledger after weights and evaluations have been written out."""
     _, directory = run(tmp_path, tiny())

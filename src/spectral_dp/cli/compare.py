@@ -53,7 +53,7 @@ def compare_command(
     first = Settings.from_dict(common).seed
     comparison = Comparison(arms, range(first, first + seeds), jobs)
     root = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
-    check_data(comparison.runs(), root)
+    check_data(comparison.missing(root))
     if code := run_all(comparison.runs(), root, jobs, to_go_on=f"the same command with --out {root}"):
         raise typer.Exit(code)
     table = write_comparison(comparison, root)

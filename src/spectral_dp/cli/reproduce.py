@@ -13,6 +13,7 @@ from spectral_dp.cli.tables import print_wrapped
 
 if TYPE_CHECKING:
     from spectral_dp.experiments.recipe import Recipe
+    from spectral_dp.experiments.settings import ResolvedSettings
 
 ALL = "all"
 
@@ -46,7 +47,8 @@ def reproduce_command(
     """Reproduces tables and figures of the paper: trains every cell, and reports ours beside the paper's.
 
     Noise and batches are drawn from seeds, so that others get the same figures. The same command goes on where it was
-    stopped; finished runs are never run again.
+    stopped. Finished runs are never run again, and neither are those of which the reports' directory holds a record
+    (in runs/ there): to run these as well, give another --out.
 
     \b
     spectral-dp reproduce --list
@@ -57,7 +59,10 @@ def reproduce_command(
     with plain_errors():
         from spectral_dp.experiments import recipe as recipes
         from spectral_dp.experiments.grid import check_data
-        from spectral_dp.experiments.reproduction import write_report  # late: torch and matplotlib take a second
+        from spectral_dp.experiments.reproduction import (
+            RECORDS,
+            write_report,
+        )  # late: torch and matplotlib take a second
 
         if list_recipes:
             _list([recipes.read_recipe(name, scale) for name in recipes.names()])
@@ -70,13 +75,12 @@ def reproduce_command(
         chosen = {name: recipes.read_recipe(name, scale, seeds).with_files(*files) for name in dict.fromkeys(asked)}
         if len({recipe.name for recipe in chosen.values()}) < len(chosen):
             raise recipes.RecipeError(f"{', '.join(chosen)}: two of these have the same name, and so the same report")
-        if not report_only:
-            for recipe in chosen.values():
-                check_data(recipe.grid().runs(), runs)
+        to_run = {} if report_only else {name: _to_run(recipe, runs, out / RECORDS) for name, recipe in chosen.items()}
+        for missing in to_run.values():
+            check_data(missing)
         failed = False
         for name, recipe in chosen.items():
-            grid = recipe.grid()
-            code = 0 if report_only else run_all(grid.runs(), runs, jobs, to_go_on="the same command")
+            code = run_all(to_run[name], runs, jobs, to_go_on="the same command") if to_run.get(name) else 0
             place = out / f"{recipe.name}-{recipe.scale}"
             command = f"spectral-dp reproduce {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
             command += "".join(f" --image-folder {pair}" for pair in image_folder or ())
@@ -88,6 +92,17 @@ def reproduce_command(
             failed |= code != 0
     if failed:
         raise typer.Exit(1)
+
+
+def _to_run(recipe: Recipe, runs: Path, records: Path) -> dict[str, ResolvedSettings]:
+    """Returns the runs of a recipe that were not made yet, here or by whoever left a record; says how many have one."""
+    missing = recipe.grid().missing(runs, records)
+    if recorded := len(recipe.grid().missing(runs)) - len(missing):
+        typer.echo(
+            f"{recipe.name}: {recorded} of {len(recipe.grid().runs())} runs are taken from the records in {records}; "
+            "to run them as well, give another --out"
+        )
+    return missing
 
 
 def _list(recipes: list[Recipe]) -> None:

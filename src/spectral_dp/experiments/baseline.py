@@ -1,4 +1,4 @@
-"""Which runs a result is compared with: DP-SGD on the same data with the same network, at the same epsilon."""
+"""Which runs a result is compared with: DP-SGD on the same data, features and network, at the same epsilon."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spectral_dp.experiments.comparison import SAME_DATA, paired_difference
 from spectral_dp.experiments.results import Group
 
 #: What must be the same for accuracies to be set side by side.
-_SAME = (*SAME_DATA, "model", "relation")
+_SAME = (*SAME_DATA, "features", "feature_options", "model", "relation")
 #: Budgets count as the same if they differ by less than this; Opacus rounds sample rates, and all calibrate.
 _CLOSE = 0.02
 

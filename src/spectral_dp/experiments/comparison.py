@@ -13,7 +13,7 @@ from scipy import stats
 
 from spectral_dp.experiments.figures import accuracy_against_epochs, accuracy_against_epsilon, has_epsilon
 from spectral_dp.experiments.grid import Grid
-from spectral_dp.experiments.results import Result, ResultTable
+from spectral_dp.experiments.results import Result, ResultTable, differing
 from spectral_dp.experiments.settings import SettingsError
 from spectral_dp.experiments.statement import HELD_OUT, SEEDED, provenance
 from spectral_dp.files import save_figure, write_json, write_text
@@ -80,8 +80,10 @@ class Comparison(Grid[str]):
         compared = f"paired difference to {reference}, {CONFIDENCE:.0%} confidence interval over seeds; "
         together = f", {self.jobs} runs at a time" if self.jobs > 1 else ""
         notes = "".join(f"; {warning}" for warning in self.warnings)
+        names = ", ".join(differing([settings.to_dict() for settings in self.settings.values()]))
         return (
-            f"{count} seed{'s' * (count > 1)}; held-out accuracy, mean ± standard deviation; "
+            f"{count} seed{'s' * (count > 1)}; {f'configurations differ in {names}; ' if names else ''}"
+            "held-out accuracy, mean ± standard deviation; "
             f"{compared if reference else ''}time of the training steps{together}; {HELD_OUT}{notes}"
         )
 

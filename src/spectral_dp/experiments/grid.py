@@ -35,6 +35,10 @@ class Grid(Generic[Place]):
         runs = [replace(settings, seed=seed) for seed in self.seeds for settings in self.settings.values()]
         return {run_name(run): run for run in runs}
 
+    def missing(self, *roots: Path) -> dict[str, ResolvedSettings]:
+        """Returns, by name, the runs of which none of the directories holds the result."""
+        return {name: settings for name, settings in self.runs().items() if _directory(settings, roots) is None}
+
     def results(self, *roots: Path) -> dict[Place, Result]:
         """Returns what is finished below the first directory, or else below the next.
 
@@ -44,12 +48,8 @@ class Grid(Generic[Place]):
 
     def _finished(self, settings: ResolvedSettings, roots: Sequence[Path]) -> list[RecordedRun]:
         asked = [replace(settings, seed=seed) for seed in dict.fromkeys(self.seeds)]
-        found = []
-        for run in asked:
-            places = (RunDirectory(root / run_name(run)) for root in roots)
-            if directory := next((place for place in places if place.holds_result_of(run)), None):
-                found.append(RecordedRun.read(directory))
-        return found
+        found = (_directory(run, roots) for run in asked)
+        return [RecordedRun.read(directory) for directory in found if directory is not None]
 
 
 def run_name(settings: ResolvedSettings) -> str:
@@ -65,17 +65,20 @@ def run_name(settings: ResolvedSettings) -> str:
     return f"{settings.dataset}-{model}-{settings.method}{budget}-{digest}-seed{settings.seed}"
 
 
-def check_data(runs: Mapping[str, ResolvedSettings], root: Path) -> None:
-    """Makes sure of the data of all runs that are not finished, before hours are spent on the others.
+def check_data(runs: Mapping[str, ResolvedSettings]) -> None:
+    """Makes sure of the data of all runs that are to be made, before hours are spent on the first ones.
 
     Raises:
         DataError: A data set is missing or damaged; says how to get it.
     """
-    unfinished = [
-        settings for name, settings in runs.items() if not RunDirectory(root / name).holds_result_of(settings)
-    ]
     sources = {
-        (s.dataset, s.data_path, s.image_folder, s.image_size if s.image_folder else None): s for s in unfinished
+        (s.dataset, s.data_path, s.image_folder, s.image_size if s.image_folder else None): s for s in runs.values()
     }
     for settings in sources.values():
         load_records(settings)
+
+
+def _directory(run: ResolvedSettings, roots: Sequence[Path]) -> RunDirectory | None:
+    """Returns the first directory that holds the result of a run, or None."""
+    places = (RunDirectory(root / run_name(run)) for root in roots)
+    return next((place for place in places if place.holds_result_of(run)), None)

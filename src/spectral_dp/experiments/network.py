@@ -33,6 +33,7 @@ def _fresh(settings: ResolvedSettings, input_shape: tuple[int, ...], classes: in
         classes=classes,
         activation=settings.activation,
         group_norm=settings.group_norm,
+        weight_standardization=settings.weight_standardization,
         block_size=settings.block_size or None,
         last_block_size=settings.last_block_size,
         dense_layers=settings.dense_layers,

@@ -132,6 +132,9 @@ class Options:
     group_norm: Literal["before", "after"] | None = _model(
         None, "Group normalisation before or after each activation of a convolution, in model2 and model3."
     )
+    weight_standardization: bool = _model(
+        False, "Standardise the weights of each output channel of inner convolutions, in model2 and model3."
+    )
     block_size: int | None = _model(
         None, "Block size of block-circulant dense layers; 0 for dense ones (default: the model's)."
     )

@@ -136,10 +136,12 @@ class Trainer:
         self._epsilon = self.method.epsilon()
         self._accuracy: float | None = None
         self._next_accounting = 0.0  # when epsilon may be looked at again
-        self._tensorboard = _tensorboard(directory) if self._is_first else None
+        self._tensorboard: Any = None
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end."""
+        """Trains to the end. The directory has the settings already: without them, a killed run could not go on."""
+        if self._is_first:
+            self._tensorboard = _tensorboard(self.directory)
         self._resume()
         self._started = time.perf_counter()
         while self.method.epoch < self.settings.epochs:

@@ -15,4 +15,5 @@ from spectral_dp.models.registry import spectral_of_head as spectral_of_head
 from spectral_dp.models.scattering import FeatureNetwork as FeatureNetwork
 from spectral_dp.models.scattering import ScatterCNN as ScatterCNN
 from spectral_dp.models.scattering import ScatterLinear as ScatterLinear
+from spectral_dp.models.standardized_conv import StandardizedConv2d as StandardizedConv2d
 from spectral_dp.models.transfer import TransferHead as TransferHead

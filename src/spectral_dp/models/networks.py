@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from spectral_dp.mechanism.filters import check_choice
+from spectral_dp.models.standardized_conv import StandardizedConv2d
 
 Activation = Literal["tanh", "relu"]
 #: Group normalisation before or after each activation of a convolution.
@@ -109,14 +110,16 @@ class Model2(_Network):
         classes: int,
         activation: Activation = "tanh",
         group_norm: GroupNormPlace | None = None,
+        weight_standardization: bool = False,
     ) -> None:
         super().__init__(input_shape, activation, smallest=16)
         self._normalise(group_norm, 32, 64, 64, 64)
         channels, _, _ = input_shape
-        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
-        self.conv3 = nn.Conv2d(64, 64, 3, padding=1)
-        self.conv4 = nn.Conv2d(64, 64, 3, padding=1)
+        conv = _convolution(weight_standardization)
+        self.conv1 = conv(channels, 32, 3, padding=1)
+        self.conv2 = conv(32, 64, 3, padding=1)
+        self.conv3 = conv(64, 64, 3, padding=1)
+        self.conv4 = conv(64, 64, 3, padding=1)
         self.conv5 = nn.Conv2d(64, classes, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,18 +138,20 @@ class Model3(_Network):
         classes: int,
         activation: Activation = "tanh",
         group_norm: GroupNormPlace | None = None,
+        weight_standardization: bool = False,
     ) -> None:
         super().__init__(input_shape, activation, smallest=8)
         self._normalise(group_norm, 32, 32, 64, 64, 128, 128)
         channels, height, width = input_shape
         map_shape = (128, height // 8, width // 8)
         self.input_layouts = {"fc1": map_shape}
-        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
-        self.conv2 = nn.Conv2d(32, 32, 3, padding=1)
-        self.conv3 = nn.Conv2d(32, 64, 3, padding=1)
-        self.conv4 = nn.Conv2d(64, 64, 3, padding=1)
-        self.conv5 = nn.Conv2d(64, 128, 3, padding=1)
-        self.conv6 = nn.Conv2d(128, 128, 3, padding=1)
+        conv = _convolution(weight_standardization)
+        self.conv1 = conv(channels, 32, 3, padding=1)
+        self.conv2 = conv(32, 32, 3, padding=1)
+        self.conv3 = conv(32, 64, 3, padding=1)
+        self.conv4 = conv(64, 64, 3, padding=1)
+        self.conv5 = conv(64, 128, 3, padding=1)
+        self.conv6 = conv(128, 128, 3, padding=1)
         self.fc1 = nn.Linear(map_shape[0] * map_shape[1] * map_shape[2], 120)
         self.fc2 = nn.Linear(120, classes)
 
@@ -157,6 +162,11 @@ class Model3(_Network):
             x = self._activated(first(x), 2 * number)
             x = self.pool(self._activated(second(x), 2 * number + 1))
         return self.fc2(self.activation(self.fc1(x.flatten(1))))
+
+
+def _convolution(weight_standardization: bool) -> type[nn.Conv2d]:
+    """Returns the kind of the inner convolutions. One that gives the scores stays plain, so that they have any size."""
+    return StandardizedConv2d if weight_standardization else nn.Conv2d
 
 
 def activation_layer(name: Activation) -> nn.Module:

@@ -86,6 +86,7 @@ def build(
     classes: int,
     activation: Activation | None = None,
     group_norm: GroupNormPlace | None = None,
+    weight_standardization: bool = False,
     block_size: int | None = None,
     last_block_size: int | None = None,
     dense_layers: Collection[str] = (),
@@ -98,6 +99,7 @@ def build(
         classes: The number of classes, which is the number of outputs.
         activation: The activation function of the paper's networks. A factory of your own gets it if it takes one.
         group_norm: Where Model2 and Model3 normalise groups of channels. If None, they do not.
+        weight_standardization: Whether the inner convolutions of Model2 and Model3 standardise their weights.
         block_size: The block size of the block-circulant form. If None, the network stays dense.
         last_block_size: The block size of the last dense layer, if it is to differ. The paper uses 10.
         dense_layers: The names of layers to leave dense in the block-circulant form.
@@ -108,7 +110,8 @@ def build(
     """
     factory = entry(name).factory
     options: dict[str, Any] = {"input_shape": input_shape, "classes": classes}
-    asked = {"activation": activation, "group_norm": group_norm}
+    asked: dict[str, Any] = {"activation": activation, "group_norm": group_norm}
+    asked["weight_standardization"] = weight_standardization or None
     for option, value in ((option, value) for option, value in asked.items() if value is not None):
         taken = inspect.signature(factory).parameters
         if option not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):

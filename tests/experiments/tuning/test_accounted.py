@@ -173,16 +173,22 @@ def test_the_scores_have_the_noise_that_the_plan_accounts_for(tmp_path, planned,
     assert outcomes(tmp_path / "search") == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("code", [-9, 130, 143])
+@pytest.mark.parametrize("code", [-9, 129, 130, 137, 143])
 def test_a_trial_that_was_killed_goes_on(tmp_path, planned, runner, three_trials, code):
+    """Catches a kill that counts as a failure: then it would decide how many results there are to choose from."""
     out = tmp_path / "search"
     runner.fail = {"trial-001": code}
     with pytest.raises(SearchError, match="was interrupted: the same command goes on"):
         run_search(planned, out, run=runner)
     assert not (out / "released").exists()
+    decided = json.loads((out / "private" / "draw.json").read_text())["trials"][1]
     runner.fail = {}
     run_search(planned, out, run=runner)
     assert None not in outcomes(out)
+    assert len(outcomes(out)) == 3
+    settings = RunDirectory(out / "private" / "trials" / "trial-001").settings()
+    assert settings.seed == decided["seed"]
+    assert settings.learning_rate == planned.candidates[decided["candidate"]].learning_rate
 
 
 def test_no_trial_at_all_releases_that_nothing_was_found(tmp_path, given, runner, monkeypatch):

@@ -36,7 +36,7 @@ from spectral_dp.files import locked, write_json, write_text
 from spectral_dp.relations import Relation
 from spectral_dp.training import checkpoint
 
-_INTERRUPTED = (130, 143)  # exit codes of a run that was told to stop and can be resumed
+_SIGNALS = 128  # exit codes above are those of signals, as shells and launchers tell of them; Python's are negative
 _NOTICE = """\
 NOT RELEASED. What is in this directory is not covered by the epsilon of the search: how many trials there were, their
 scores, accuracies, weights and logs. Do not publish it, and do not choose by it. Keep it until the search is finished;
@@ -134,8 +134,8 @@ class _Trials:
         write_json(self._outcome(name), {"score": score})
 
     def _note_failure(self, name: str, code: int) -> None:
-        # One that was killed goes on where it was; one that another process is running has not failed.
-        if code > 0 and code not in _INTERRUPTED and not self._is_running(name):
+        # One that was killed or told to stop goes on where it was; one that another process runs has not failed.
+        if 0 < code <= _SIGNALS and not self._is_running(name):
             write_json(self._outcome(name), {"score": None, "exit_code": code})
 
     def _require_begun_runs(self, pending: Mapping[str, Any]) -> None:
