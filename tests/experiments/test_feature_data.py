@@ -84,7 +84,7 @@ class TestWhatIsRead:
         assert summary["heldout_accuracy"] > 0.3
         stated = json.loads(directory.privacy.read_text())
         assert "vouches" in stated["features"]
-        assert "nothing of them is released" in stated["features"]
+        assert "computing them releases nothing, and nothing is charged" in stated["features"]
 
     def test_the_convolutional_head_reads_any_maps(self):
         chosen = settings(model="cnn", features="tests.support.extractors:doubled")
@@ -311,6 +311,7 @@ class TestPrivateStatistics:
         assert 2.98 < summary["epsilon"] <= 3.0
         stated = json.loads(directory.privacy.read_text())
         assert "mean and deviation of every axis of the features" in stated["normalisation"]
+        assert "statistics of them are released and charged" in stated["features"]
         assert "with gains" not in stated["projection"]
         own = load_file(directory.weights)["normalization.std"]
         generated = feature_data.with_normalization(settings(feature_gains="private", **axes), _head(), (20,))

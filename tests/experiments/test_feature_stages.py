@@ -145,6 +145,17 @@ def test_a_backbone_trains_a_head_and_the_statement_says_whose_it_is(tmp_path):
         assert fact in said
 
 
+@pytest.mark.parametrize("front_end", ["scattering", "patches"])
+def test_the_statement_says_that_images_are_made_upright(front_end):
+    pytest.importorskip("kymatio")
+    plain, straight = (
+        feature_facts(settings(features=front_end, feature_options={"upright": is_upright}))["features"]
+        for is_upright in (False, True)
+    )
+    assert "each image is centred and made upright by itself" in straight
+    assert "upright" not in plain
+
+
 def test_models_of_images_have_no_facts():
     chosen = Settings(model="model1").resolved()
     assert feature_facts(chosen) == {}
@@ -158,6 +169,7 @@ def test_models_of_images_have_no_facts():
         ({"feature_rank": 5, "feature_channels": 2}, "give one"),
         ({"feature_rank": 5, "feature_norm": "private"}, "use feature_norm group or none"),
         ({"feature_gains": "private"}, "give feature_rank"),
+        ({"feature_gains": "private", "feature_rank": 5, "features": None, "model": "model1"}, "reads images"),
         ({"feature_gains": "private", "feature_channels": 2, "model": "cnn"}, "give feature_rank"),
         ({"feature_length": "unit", "feature_norm": "public"}, "use feature_norm group or none"),
         ({"feature_exponent": 0.5, "feature_norm": "public"}, "or public with a projection"),

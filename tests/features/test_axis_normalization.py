@@ -44,6 +44,22 @@ def test_rounding_errors_are_not_scaled_to_unit_length(spectrum):
     assert made(spectrum)(tiny).norm() < 1e-4
 
 
+@pytest.mark.parametrize("mean", [0.3, 1.0, 7.0])
+def test_rounding_errors_near_the_mean_are_not_either(spectrum, mean):
+    """Cached coordinates have half precision: a record at the mean would point wherever its roundings do."""
+    module, public = made(spectrum), generated_statistics(spectrum.load(7))
+    at_mean = (mean * public.std).half()
+    module.set(ChannelStatistics(mean * public.std, public.std))
+    for up in torch.cartesian_prod(*[torch.tensor([-1, 0, 1], dtype=torch.int16)] * 7)[::40]:
+        rounded = (at_mean.view(torch.int16) + up).view(torch.float16)
+        assert (module(rounded[None].float()) - module(at_mean[None].float())).norm() < 0.05
+
+
+def test_powers_that_overflow_are_refused(spectrum):
+    with pytest.raises(ValueError, match="power must be from 0 to 4"):
+        made(spectrum, power=50.0)
+
+
 def test_released_statistics_even_out_the_records(spectrum):
     """Records that vary otherwise than generated images do have even axes all the same."""
     public = generated_statistics(spectrum.load(7))

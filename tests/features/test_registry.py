@@ -43,6 +43,12 @@ def test_any_front_end_can_see_images_upright():
     assert build_extractor("scattering", FACTS, {"upright": False}) == build_extractor("scattering", FACTS)
 
 
+def test_a_front_end_with_such_an_option_keeps_it(monkeypatch):
+    monkeypatch.setattr("spectral_dp.features.registry._REGISTRY", {})
+    register_extractor("own", lambda images, upright=1.0: Scaled(upright), assumption="made up")
+    assert build_extractor("own", FACTS, {"upright": 3.0}) == Scaled(3.0)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

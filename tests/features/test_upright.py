@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from spectral_dp.features import FeatureError, Patches, Pixels, Scattering, Upright, extract_features
+from spectral_dp.features import FeatureError, Patches, Pixels, Upright, extract_features
 from spectral_dp.features.upright import upright
 from spectral_dp.priors import generate_images
 
@@ -101,10 +101,19 @@ def test_its_cache_is_another(tmp_path):
     assert Upright(PIXELS).settings != Upright(Pixels((0.1,), (1.0,))).settings
 
 
-def test_what_the_statement_says_of_it():
-    assert Upright(Patches()).assumption.endswith("each image is centred and made upright by itself")
-    assert Upright(Scattering((0.5,), (0.5,))).assumption is None  # the registry speaks for it
+def test_it_is_as_public_as_the_front_end():
     assert Upright(Patches()).is_public
+    assert not Upright(Patches(prior="spectral_dp.experiments.training_images:digits")).is_public
+
+
+def test_other_numbers_count_as_the_nearest_and_whole_ones_are_refused():
+    wild = STROKES[:3].float() / 255
+    wild[0, 0, 3, 3], wild[1, 0, 3, 3], wild[2, 0, 3, 3] = float("nan"), 1e30, -5.0
+    tame = STROKES[:3].float() / 255
+    tame[0, 0, 3, 3], tame[1, 0, 3, 3], tame[2, 0, 3, 3] = 0.0, 1.0, 0.0
+    assert torch.equal(upright(wild), upright(tame))
+    with pytest.raises(FeatureError, match=r"got torch\.int64"):
+        upright(STROKES.long())
 
 
 def test_texts_are_refused():

@@ -77,7 +77,7 @@ def with_normalization(settings: ResolvedSettings, model: nn.Module, shape: tupl
 
 def statistics_phases(settings: ResolvedSettings) -> tuple[Phase, ...]:
     """Returns what the private statistics of a run are charged as; nothing if it has none."""
-    if not feature_stages.reads_features(settings) or "private" not in (settings.feature_norm, settings.feature_gains):
+    if not feature_stages.has_private_statistics(settings):
         return ()
     return (Phase(settings.feature_noise_multiplier, 1.0, 1),)
 

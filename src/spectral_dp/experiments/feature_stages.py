@@ -80,6 +80,11 @@ def axis_normalization(settings: ResolvedSettings) -> AxisNormalization | None:
     return AxisNormalization(spectrum, settings.feature_power, settings.feature_damp, unit)
 
 
+def has_private_statistics(settings: ResolvedSettings) -> bool:
+    """Returns whether a run begins with the release of statistics of its features."""
+    return reads_features(settings) and "private" in (settings.feature_norm, settings.feature_gains)
+
+
 def normalizes_in_model(settings: ResolvedSettings) -> bool:
     """Returns whether the model of a run normalises channels itself; projected features are normalised before."""
     is_projected = settings.feature_rank or settings.feature_channels
@@ -158,12 +163,18 @@ def feature_facts(settings: ResolvedSettings) -> dict[str, Any]:
     if settings.features is None:
         return {}
     general = features.extractor_entry(settings.features).assumption
-    assumption = getattr(extractor_of(settings), "assumption", None) or general  # a front end may know more of itself
+    extractor = extractor_of(settings)
+    front_end = extractor.of if isinstance(extractor, features.Upright) else extractor
+    assumption = getattr(front_end, "assumption", general)  # a front end may know more of itself
+    if front_end is not extractor:
+        assumption += "; each image is centred and made upright by itself"
     if not features_are_public(settings):
         return {"features": f"{settings.features}: {assumption}; or they were projected on axes that are not public"}
+    what = "releases nothing; statistics of them are released and charged, see normalisation"
+    released = what if has_private_statistics(settings) else "releases nothing, and nothing is charged"
     facts = {
-        "features": f"{settings.features}: {assumption}. They are a fixed public function of one record, so nothing of "
-        "them is released or charged; cached, they are as private as the records"
+        "features": f"{settings.features}: {assumption}. They are a fixed public function of one record, so computing "
+        f"them {released}; cached, they are as private as the records"
     }
     if settings.feature_rank or settings.feature_channels:
         what = (

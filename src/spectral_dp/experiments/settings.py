@@ -154,6 +154,8 @@ class Settings(_CheckedOptions):
         elif entry.reads == "features":
             listed = ", ".join(features.extractor_names())
             raise SettingsError(f"the model {self.model} reads features: say which with features, one of {listed}")
+        elif self.feature_gains == "private":
+            raise SettingsError(f"feature_gains private: the model {self.model} reads images, so leave it out")
         undecided = all(
             values[name] in (None, {}, []) for name in (*_OPEN, "layer_ratios", "dense_layers", "feature_ratio")
         )

@@ -22,6 +22,10 @@ from spectral_dp.features.normalization import ChannelNormalization, ChannelStat
 from spectral_dp.features.weighted import LEAST_SHARE
 from spectral_dp.priors import Spectrum
 
+#: Cached coordinates are rounded to half precision. This many roundings of the mean are the least length that is scaled
+#: to one, so a rounding of every coordinate moves a record by two per cent of its length at most.
+_ROUNDING_SHARE = 50 * 2**-11
+
 
 class AxisNormalization(ChannelNormalization):
     """Coordinates less their mean, with gains by their variance: ``(B, k) -> (B, k)``.
@@ -29,7 +33,8 @@ class AxisNormalization(ChannelNormalization):
     Until statistics are set, they are those of generated images: then it does what the stage ``Weighted`` does.
 
     Formal guarantee. What it does to a record depends on that record and on its statistics. These must be public, or
-    released: nothing here adds noise.
+    released: nothing here adds noise. What a record gets from rounding errors of its cached coordinates stays small:
+    near the mean they are all that is left of it, and they are not scaled to unit length.
 
     Args:
         spectrum: The spectrum that the coordinates are of.
@@ -40,6 +45,7 @@ class AxisNormalization(ChannelNormalization):
 
     def __init__(self, spectrum: Spectrum, power: float, damp: float, unit: bool) -> None:
         super().__init__(spectrum.rank)
+        spectrum.gains(power, damp)  # refuses what they cannot be, before anything is released
         self._power, self._damp, self._unit = power, damp, unit
         self.set(generated_statistics(spectrum))
 
@@ -48,8 +54,11 @@ class AxisNormalization(ChannelNormalization):
         variance = self.std.double().square()
         gains = (variance / variance.max() + self._damp) ** -self._power
         z = (x - self.mean) * gains.to(x.dtype)
-        least = LEAST_SHARE * math.sqrt(float((gains.square() * variance).sum()))
-        return F.normalize(z, eps=least) if self._unit else z
+        if not self._unit:
+            return z
+        lengths = [(gains.square() * moment).sum() for moment in (variance, self.mean.double().square())]
+        typical, of_mean = (math.sqrt(float(square)) for square in lengths)
+        return F.normalize(z, eps=max(LEAST_SHARE * typical, _ROUNDING_SHARE * of_mean))
 
 
 def generated_statistics(spectrum: Spectrum) -> ChannelStatistics:

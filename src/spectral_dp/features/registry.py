@@ -100,7 +100,8 @@ def build_extractor(name: str, images: ImageFacts, options: Mapping[str, Any] | 
         name: A registered name, or the import path ``package.module:factory`` of a factory of your own.
         images: Public facts of the images.
         options: Options of the front end by name; those that are not given have its defaults. Of images, each has the
-            option ``upright`` as well: whether it sees them centred and upright, see :class:`Upright`.
+            option ``upright`` as well: whether it sees them centred and upright, see :class:`Upright`. A factory that
+            has such an option itself keeps it.
 
     Raises:
         FeatureError: If there is no such front end, or it has no such options.
@@ -109,9 +110,10 @@ def build_extractor(name: str, images: ImageFacts, options: Mapping[str, Any] | 
     9
     """
     factory, options = extractor_entry(name).factory, dict(options or {})
-    if not isinstance(is_upright := options.pop("upright", False), bool):
-        raise FeatureError(f"upright must be true or false, got {is_upright!r}")
     known = inspect.signature(factory).parameters
+    is_upright = options.pop("upright", False) if "upright" not in known else False
+    if not isinstance(is_upright, bool):
+        raise FeatureError(f"upright must be true or false, got {is_upright!r}")
     is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     if (unknown := [option for option in options if option not in list(known)[1:]]) and not is_open:
         listed = ", ".join([*list(known)[1:], "upright"])

@@ -52,12 +52,6 @@ class Upright(FixedExtractor):
         return {"of": [self.of.name, dict(self.of.settings)], "version": self.version}
 
     @property
-    def assumption(self) -> str | None:
-        """What a privacy statement says of where the features come from; None if the front end says nothing."""
-        own = getattr(self.of, "assumption", None)
-        return None if own is None else f"{own}; each image is centred and made upright by itself"
-
-    @property
     def is_public(self) -> bool:
         """Whether the features depend on no private record but the one they are of."""
         return getattr(self.of, "is_public", True)
@@ -86,12 +80,18 @@ class UprightImages(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns the features of the images."""
-        return self.front_end((255 * upright(images)).round().to(torch.uint8))  # front ends read bytes
+        return self.front_end((255 * upright(images)).round().clamp(0, 255).to(torch.uint8))  # they read bytes
 
 
 def upright(images: Tensor) -> Tensor:
-    """Returns images from 0 to 1 with the figure of each in the middle and upright; a black image stays black."""
-    pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    """Returns images from 0 to 1 with the figure of each in the middle and upright; a black image stays black.
+
+    Args:
+        images: Images ``(B, C, H, W)``, as bytes, or as numbers from 0 to 1; others count as the nearest one.
+    """
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise FeatureError(f"images are bytes from 0 to 255 or floating-point from 0 to 1, got {images.dtype}")
+    pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float().nan_to_num(0).clamp(0, 1)
     if not len(pixels):
         return pixels
     # One at a time, so that to the last bit no image depends on another.
