@@ -18,13 +18,15 @@ from tests.support.privacy_checks import (
 )
 from torch import nn
 
-from spectral_dp.gradients import LayerConfig, ModelGradients
+from spectral_dp.gradients import GhostRule, LayerConfig, ModelGradients, register_rule
+from spectral_dp.gradients.rules.registry import _RULES
 from spectral_dp.layers import BlockCirculantLinear
 from spectral_dp.mechanism.clipping import AutomaticClipping, FlatClipping, NonFiniteWarning, PerLayerClipping
 from spectral_dp.mechanism.filters import AdaptiveFilter, LowPassFilter, PaperBandFilter, ShapedFilter
 from spectral_dp.mechanism.noise import SeededNoise
 from spectral_dp.relations import Relation
 from spectral_dp.training.optimizer import PrivateOptimizer
+from spectral_dp.training.sampling import PhysicalBatch
 
 EXPECTED = 4.0
 LENGTHS = {"dense": 4, "conv": 6, "circulant": 8}
@@ -403,3 +405,71 @@ def test_without_noise_the_divisor_is_applied_once_to_tensors_that_parameters_sh
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad * EXPECTED, dict(twin.named_parameters())[name].grad, msg=name)
     assert model.bias_ih_l0.grad is not model.bias_hh_l0.grad
+
+
+@pytest.mark.filterwarnings("ignore:noise_multiplier is 0")
+class TestRecordsCountOnce:
+    """One record must not reach a release twice, however a step is split or broken off."""
+
+    def make(self, model, **options):
+        return PrivateOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            ModelGradients(model),
+            clipping=FlatClipping(1.0),
+            noise_multiplier=0.0,
+            expected_batch_size=1.0,
+            noise=SeededNoise(0, reproducibility_over_privacy=True),
+            loss_reduction="sum",
+            **options,
+        )
+
+    def test_after_a_release_that_was_refused(self):
+        """The sums of the refused step were added to those of the next one."""
+        refusals = iter([RuntimeError("the disk is full")])
+
+        def before_release(plan):
+            if error := next(refusals, None):
+                raise error
+
+        model = nn.Linear(3, 1, bias=False)
+        optimizer, record = self.make(model, before_release=before_release), torch.tensor([[8.0, 0.0, 0.0]])
+        model(record).sum().backward()
+        with pytest.raises(RuntimeError, match="disk is full"):
+            optimizer.step()
+        model(record).sum().backward()
+        optimizer.step()
+        assert torch.allclose(model.weight.grad, torch.tensor([[1.0, 0.0, 0.0]]), atol=1e-4)
+
+    def test_with_a_rule_that_fills_the_same_memory_again(self):
+        """The sum of the first physical batch was overwritten by that of the second, which then counted twice."""
+
+        class Scale(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(3))
+
+            def forward(self, x):
+                return x * self.weight
+
+        class ScaleRule(GhostRule[Scale]):
+            memory = torch.empty(3)
+
+            def squared_norms(self, x, dA):
+                return (x * dA).square().sum(1)
+
+            def clipped_sum(self, x, dA, c):
+                return {"weight": self.memory.copy_((c.to(x.dtype) @ (x * dA)).flatten())}
+
+            def form(self, x, dA):
+                return {"weight": x * dA}
+
+        register_rule(Scale)(ScaleRule)
+        try:
+            model, pieces = Scale(), [PhysicalBatch(1, False, (0, 0), 0), PhysicalBatch(1, True, (0, 0), 1)]
+            optimizer = self.make(model, current_batch=lambda: self.current)
+            for self.current, record in zip(pieces, torch.eye(3)[:2, None], strict=True):
+                model(8 * record).sum().backward()
+                optimizer.step()
+        finally:
+            del _RULES[Scale]
+        assert torch.allclose(model.weight.grad, torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)

@@ -228,17 +228,19 @@ class PrivateOptimizer(OpacusNames, WrappedOptimizer):
         self._check_samples(batches)
         self._check_gradients(_OUTSIDE)
         current = self._current_batch()
-        if current is not None and current.step != self._logical_step:
+        step = None if current is None else current.step  # without a loader every batch is a step of its own
+        if step is None or step != self._logical_step:
             # The sums of a logical step that was broken off were not released and do not belong to this step.
             self._sums, self._pieces = {}, 0
-            self._logical_step = current.step
+            self._logical_step = step
         self._check_unchanged()
         if current is not None and (current.piece != self._pieces or current.step[0] == self._read_only):
             raise RuntimeError(f"a batch before this one was not stepped, so its records are missing: {_REMEDY}")
         self._consumed = current
         self._pieces += 1
+        more_to_come = current is not None and not current.is_last
         for batch in batches:
-            self._add(batch)
+            self._add(batch, to_be_kept=more_to_come or batch is not batches[-1])
 
     @torch.no_grad()
     def _rehearse(self, current: PhysicalBatch) -> None:
@@ -252,7 +254,7 @@ class PrivateOptimizer(OpacusNames, WrappedOptimizer):
         for parameter in self.gradients.trained:  # as after a step, because a loop may read them
             parameter.grad = torch.zeros_like(parameter)
 
-    def _add(self, batch: RecordedBatch) -> None:
+    def _add(self, batch: RecordedBatch, to_be_kept: bool) -> None:
         # A mean has divided the loss of every sample by the batch size; this is undone. Views are averaged.
         scale = batch.size if self.loss_reduction == "mean" else 1.0 / self.views
         squared_norms = batch.squared_norms() * scale**2
@@ -266,7 +268,10 @@ class PrivateOptimizer(OpacusNames, WrappedOptimizer):
                 stacklevel=4,
             )
         for parameter, value in batch.clipped_sums(factors * scale).items():
-            self._sums[parameter] = self._sums[parameter] + value if parameter in self._sums else value
+            if parameter in self._sums:
+                self._sums[parameter] = self._sums[parameter] + value
+            else:  # a rule may fill the same memory again for the next batch, and these records would count twice
+                self._sums[parameter] = value.clone() if to_be_kept else value
 
     @torch.no_grad()
     def _release(self) -> None:
