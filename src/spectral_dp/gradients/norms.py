@@ -170,7 +170,9 @@ def bias_norms(dA: Tensor) -> Tensor:
     tokens, m = dA.shape[1:]
     lengths = _lengths(over_tokens(dA)[:, None]) + underflow(m, dA.dtype)
     if tokens > 1:
-        lengths = lengths + tokens * torch.finfo(dA.dtype).eps * _lengths(dA.abs().sum(1, keepdim=True))
+        chunks = in_chunks(dA.shape[0], tokens * m, dA)  # of all samples they would take as much memory as dA
+        most = torch.cat([dA[rows].abs().sum(1, keepdim=True) for rows in chunks])
+        lengths = lengths + tokens * torch.finfo(dA.dtype).eps * _lengths(most)
     return lengths.double().square().squeeze(1)
 
 
