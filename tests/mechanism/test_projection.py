@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from spectral_dp.mechanism import projection as projection_module
 from spectral_dp.mechanism.filters import LowPassFilter, ShapedFilter
 from spectral_dp.mechanism.projection import Projection
 from spectral_dp.mechanism.transforms import get_transform
@@ -67,3 +68,14 @@ def test_half_precision_is_refused_by_either_path(length):
     projection = Projection(transform, LowPassFilter(0.5).gains(transform, length))
     with pytest.raises(TypeError, match="float32 or float64"):
         projection.analyse(torch.zeros(2, length, dtype=torch.bfloat16))
+
+
+def test_the_way_back_of_a_large_tensor_goes_rows_by_rows(monkeypatch):
+    gains = LowPassFilter(0.5).gains(get_transform("dct"), (16, 16), 0)
+    projection, kept = Projection(get_transform("dct"), gains), torch.randn(7, 3, gains.count)
+    monkeypatch.setattr(type(get_transform("dct")), "matmul_limit", 0)
+    whole = projection.synthesise(kept)
+    monkeypatch.setattr(projection_module, "_PIECE", 1000)
+    by_rows = projection.synthesise(kept)
+    assert by_rows.shape == whole.shape == (7, 3, 16, 16)
+    torch.testing.assert_close(by_rows, whole, rtol=1e-6, atol=1e-6)

@@ -17,6 +17,8 @@ from torch import Tensor
 from spectral_dp.mechanism.gains import Gains
 from spectral_dp.mechanism.transforms import Transform
 
+_PIECE = 1 << 16  # kept coordinates that are transformed back at a time: few enough to stay in the cache
+
 
 class Projection:
     """Turns signals into filtered coordinates, and coordinates back into signals.
@@ -61,9 +63,19 @@ class Projection:
 
     def synthesise(self, kept: Tensor) -> Tensor:
         """Returns the signal ``(..., *shape)`` of kept coordinates ``(..., M)``, after the post-gains."""
-        gains = self.gains
         if self._is_short(kept):
-            return (kept @ self._matrix("back", kept)).view(kept.shape[:-1] + gains.pre.shape)
+            return (kept @ self._matrix("back", kept)).view(kept.shape[:-1] + self.gains.pre.shape)
+        if kept.ndim == 1 or kept.numel() <= _PIECE:
+            return self._transformed_back(kept)
+        # Rows by rows: the spectrum with its zeros and what the transform makes on the way are as large as the signal.
+        signal = kept.new_empty(kept.shape[:-1] + self.gains.pre.shape)
+        rows = max(1, _PIECE * len(kept) // kept.numel())
+        for some, out in zip(kept.split(rows), signal.split(rows), strict=True):
+            out.copy_(self._transformed_back(some))
+        return signal
+
+    def _transformed_back(self, kept: Tensor) -> Tensor:
+        gains = self.gains
         if gains.kept_post is not None:
             kept = kept * gains.kept_post.to(kept)
         return self.transform.inverse(gains.expand(kept), self._dims)
