@@ -57,6 +57,7 @@ PUBLISHED = (
 #: Results and rows that are drawn: label, colour and marker.
 _OURS = {
     ("priors-cpu", "Spectral-DP"): ("Spectral-DP on features from no data (ours)", "#0072B2", "o"),
+    ("priors-cpu", "Spectral-DP, released gains"): ("the same, gains by released variances (ours)", "#D55E00", "s"),
     ("priors-cpu", "DP-SGD"): ("DP-SGD on features from no data (ours)", "#56B4E9", "^"),
     ("scattering-cpu", "Spectral-DP"): ("Spectral-DP on scattering, linear (ours)", "#009E73", "P"),
 }
