@@ -80,10 +80,10 @@ class UprightImages(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns the features of the images."""
-        return self.front_end((255 * upright(images)).round().clamp(0, 255).to(torch.uint8))  # they read bytes
+        return self.front_end((255 * made_upright(images)).round().clamp(0, 255).to(torch.uint8))  # they read bytes
 
 
-def upright(images: Tensor) -> Tensor:
+def made_upright(images: Tensor) -> Tensor:
     """Returns images from 0 to 1 with the figure of each in the middle and upright; a black image stays black.
 
     Args:
