@@ -140,8 +140,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Trains to the end. The directory has the settings already: without them, a killed run could not go on."""
-        if self._is_first:
-            self._tensorboard = _tensorboard(self.directory)
+        self._tensorboard = _tensorboard(self.directory) if self._is_first else None
         self._resume()
         self._started = time.perf_counter()
         while self.method.epoch < self.settings.epochs:

@@ -9,7 +9,8 @@
   basis of a public ``spectrum``, and with gains there. ``pipeline`` puts front end and stages together.
 - ``rows`` are parts and views of caches, ``dataset`` puts labels to them, and ``datasets`` finds the features of the
   catalog's data sets in the user's cache directory.
-- ``normalization`` has the statistics of channels: public ones, or private ones that are released and charged.
+- ``normalization`` has the statistics of channels: public ones, or private ones that are released and charged;
+  ``axis_normalization`` makes gains of axes from such statistics of coordinates.
 """
 
 from spectral_dp.features.backbone import Backbone as Backbone
